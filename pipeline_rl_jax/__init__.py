@@ -1,0 +1,1 @@
+"""Reinforcement learning of language models on JAX, with weights updated in flight."""

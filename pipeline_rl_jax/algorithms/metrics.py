@@ -1,0 +1,136 @@
+"""Measures of on-policyness, taken over the tokens that are trained on.
+
+Owns the sums that micro-batches add up and the metrics made of them once per optimizer batch, so
+that every metric is token-weighted over the whole batch, whatever its packing or split. Rewards
+and lengths are measured where rollouts are still whole, in `preprocess/`.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from pipeline_rl_jax.algorithms.importance import MAX_LOG_RATIO, effective_sample_share
+from pipeline_rl_jax.algorithms.kl import kl_estimates
+from pipeline_rl_jax.algorithms.masked import masked_sum, zero_masked
+from pipeline_rl_jax.records import PackedBatch
+
+
+class TokenSums(NamedTuple):
+    """Float32 scalars; `*_max` combine by maximum, all others by addition."""
+
+    tokens: jax.Array
+    ratio: jax.Array  # raw importance ratio
+    ratio_square: jax.Array
+    ratio_max: jax.Array
+    weight: jax.Array  # the bounded ratio in the loss
+    weight_square: jax.Array
+    clipped: jax.Array  # tokens at which a bound took hold
+    positive: jax.Array  # tokens with advantage > 0
+    positive_clipped: jax.Array
+    negative: jax.Array  # tokens with advantage < 0
+    negative_clipped: jax.Array
+    lag: jax.Array  # optimizer steps
+    lag_max: jax.Array
+    lag_zero: jax.Array  # tokens sampled by the very weights in training
+    gap_at_lag_zero: jax.Array  # |log π − log μ| summed over those tokens
+    kl_k1: jax.Array  # estimates of KL(behaviour ‖ current)
+    kl_k3: jax.Array
+    surprisal: jax.Array  # −log π
+    entropy: jax.Array | None = None  # exact entropies, where the model was asked for them
+
+
+def empty_sums(*, with_entropy: bool = False) -> TokenSums:
+    """The sums of no token: what an accumulation starts from."""
+    sums = dict.fromkeys(TokenSums._fields, jnp.zeros((), jnp.float32))
+    return TokenSums(**sums) if with_entropy else TokenSums(**sums)._replace(entropy=None)
+
+
+def token_sums(
+    statistics: Mapping[str, Float[Array, "R T"]],
+    batch: PackedBatch,
+    *,
+    trained_version: Int[Array, ""] | int,
+) -> TokenSums:
+    """Sums over the `loss_mask` tokens of a batch or of any slice of its rows.
+
+    `statistics` as `losses.TokenLoss` has them, plus `entropy` (nats) if it is to be reported.
+    `trained_version` is the number of optimizer steps in the parameters that gave the logprobs
+    (before this batch's update); the lag of a token is that minus its weight version.
+    """
+    mask = jnp.asarray(batch.loss_mask)
+    logs = zero_masked(statistics["log_ratios"], mask)
+    ratios = zero_masked(jnp.exp(jnp.clip(logs, -MAX_LOG_RATIO, MAX_LOG_RATIO)), mask)
+    weights, clipped = statistics["weights"], statistics["clipped"]
+    positive = mask & (jnp.asarray(batch.advantages) > 0)
+    negative = mask & (jnp.asarray(batch.advantages) < 0)
+    steps = (trained_version - jnp.asarray(batch.weight_versions)).astype(jnp.float32)
+    lags = zero_masked(steps, mask)
+    fresh = mask & (lags == 0)
+    # The tokens were sampled by the behaviour policy, so it stands on the left of the divergence.
+    behaviour, current = jnp.zeros_like(logs), logs
+    entropy = statistics.get("entropy")
+    return TokenSums(
+        tokens=jnp.sum(mask, dtype=jnp.float32),
+        ratio=jnp.sum(ratios),
+        ratio_square=jnp.sum(jnp.square(ratios)),
+        ratio_max=jnp.max(ratios),
+        weight=masked_sum(weights, mask),
+        weight_square=masked_sum(jnp.square(weights), mask),
+        clipped=masked_sum(clipped, mask),
+        positive=jnp.sum(positive, dtype=jnp.float32),
+        positive_clipped=masked_sum(clipped, positive),
+        negative=jnp.sum(negative, dtype=jnp.float32),
+        negative_clipped=masked_sum(clipped, negative),
+        lag=jnp.sum(lags),
+        lag_max=jnp.max(lags),
+        lag_zero=jnp.sum(fresh, dtype=jnp.float32),
+        gap_at_lag_zero=masked_sum(jnp.abs(logs), fresh),
+        kl_k1=jnp.sum(kl_estimates(behaviour, current, mask, estimator="k1")),
+        kl_k3=jnp.sum(kl_estimates(behaviour, current, mask, estimator="k3")),
+        surprisal=masked_sum(statistics["surprisal"], mask),
+        entropy=None if entropy is None else masked_sum(entropy, mask),
+    )
+
+
+def combine(left: TokenSums, right: TokenSums) -> TokenSums:
+    """The sums of two disjoint parts taken together; associative and commutative."""
+    combined = {
+        name: (jnp.maximum if name.endswith("_max") else jnp.add)(value, getattr(right, name))
+        for name, value in left._asdict().items()
+        if value is not None
+    }
+    return TokenSums(**combined)
+
+
+def finish(sums: TokenSums) -> dict[str, Float[Array, ""]]:
+    """Metrics by name from the sums of a whole optimizer batch; a share of nothing is 0."""
+
+    def share(part: jax.Array, whole: jax.Array) -> jax.Array:
+        return part / jnp.maximum(whole, 1.0)
+
+    tokens = sums.tokens
+    metrics = {
+        "batch/loss_tokens": tokens,
+        "importance/ratio_mean": share(sums.ratio, tokens),
+        "importance/ratio_max": sums.ratio_max,
+        "importance/ess_raw_share": effective_sample_share(sums.ratio, sums.ratio_square, tokens),
+        "importance/ess_clamped_share": effective_sample_share(
+            sums.weight, sums.weight_square, tokens
+        ),
+        "importance/clip_share": share(sums.clipped, tokens),
+        "importance/clip_positive_share": share(sums.positive_clipped, sums.positive),
+        "importance/clip_negative_share": share(sums.negative_clipped, sums.negative),
+        "lag/mean_steps": share(sums.lag, tokens),
+        "lag/max_steps": sums.lag_max,
+        "lag/zero_share": share(sums.lag_zero, tokens),
+        "policy/logprob_gap_at_lag_zero_nats": share(sums.gap_at_lag_zero, sums.lag_zero),
+        "policy/kl_to_behaviour_nats": share(sums.kl_k1, tokens),
+        "policy/kl_to_behaviour_k3_nats": share(sums.kl_k3, tokens),
+        "policy/surprisal_nats": share(sums.surprisal, tokens),
+    }
+    if sums.entropy is not None:
+        metrics["policy/entropy_nats"] = share(sums.entropy, tokens)
+    return metrics

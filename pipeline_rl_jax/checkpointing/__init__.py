@@ -1,0 +1,1 @@
+"""Saves and restores a run with Orbax."""

@@ -1,0 +1,1 @@
+"""Evaluation: greedy accuracy with the engine and the scorers that training uses."""

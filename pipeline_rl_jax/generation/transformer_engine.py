@@ -1,0 +1,237 @@
+"""The engine for our transformers: slots on the generation mesh, one jitted call per verb.
+
+Owns compilation and placement. Everything that must be remembered from call to call is in
+`DecodeState`; the engine object itself holds no state, so several decode states (training and
+evaluation, say) share its compiled functions.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from pipeline_rl_jax.generation.decode_model import (
+    EngineParams,
+    decode_forward,
+    engine_params,
+    engine_shardings,
+    prefill_forward,
+)
+from pipeline_rl_jax.generation.decode_state import (
+    Cache,
+    DecodeState,
+    empty_state,
+    insert_requests,
+    request_arrays,
+    resized,
+    state_sharding,
+)
+from pipeline_rl_jax.generation.engine import ResultTokens, SlotRequest
+from pipeline_rl_jax.generation.sampling import sample, uniforms
+from pipeline_rl_jax.models.config import ModelConfig
+from pipeline_rl_jax.models.transformer import abstract_params
+from pipeline_rl_jax.settings import GenerationSettings
+
+
+class TransformerEngine:
+    """Implements `generation.engine.Engine`.
+
+    Args:
+      config: the model.
+      settings: the `generation` section.
+      mesh: generation mesh with axes `data` (splits slots) and `tensor` (splits heads).
+      stop_token_ids: tokens that end a completion (end-of-sequence and single-token stop strings).
+      seed: of sampling.
+    """
+
+    samples_per_slot = 1
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        settings: GenerationSettings,
+        *,
+        mesh: Mesh,
+        stop_token_ids: Sequence[int],
+        seed: int,
+    ):
+        if settings.slots % mesh.shape["data"]:
+            raise ValueError(
+                f"generation.slots ({settings.slots}) must be a multiple of the generation mesh's "
+                f"data axis ({mesh.shape['data']}); use {mesh.shape['data']} or a multiple of it"
+            )
+        self.config = config
+        self.settings = settings
+        self.mesh = mesh
+        self._seed = seed
+        self._fused = mesh.shape["tensor"] == 1
+        is_stop = np.zeros(config.vocabulary_size, bool)
+        is_stop[list(stop_token_ids)] = True
+        replicated = NamedSharding(mesh, PartitionSpec())
+        self._is_stop = jax.device_put(is_stop, replicated)
+        self._replicated = replicated
+        shardings = state_sharding(mesh, config)
+        self._state_sharding = shardings
+        self._prepare = functools.partial(engine_params, config=config, fused=self._fused)
+        self.param_shardings = engine_shardings(
+            jax.eval_shape(self._prepare, abstract_params(config)), config, mesh
+        )
+        dtypes = {"compute_dtype": settings.compute_dtype, "cache_dtype": settings.cache_dtype}
+        self._model = functools.partial(decode_forward, config=config, **dtypes)
+        prefill = functools.partial(prefill_forward, config=config, **dtypes)
+        self._prefill = jax.jit(prefill, out_shardings=self._prefix_sharding())
+        self._insert = jax.jit(insert_requests, donate_argnums=0, out_shardings=shardings)
+        self._generate = jax.jit(
+            self._decode_chunk, donate_argnums=1, out_shardings=(shardings, replicated)
+        )
+        self._free = jax.jit(_free, donate_argnums=0, out_shardings=shardings)
+        self._resize = jax.jit(resized, static_argnums=1, out_shardings=shardings.cache.keys[0])
+
+    @property
+    def max_concurrent_decodes(self) -> int:
+        return self.settings.slots
+
+    @property
+    def max_prefill_length(self) -> int:
+        return self.settings.prefill_buckets[-1]
+
+    def load_params(self, params) -> EngineParams:
+        """Casts, moves and re-lays trainer-layout weights; the input is left untouched."""
+        convert = jax.jit(self.convert_params, out_shardings=self.param_shardings)
+        return convert(jax.device_put(params, self._replicated))
+
+    def convert_params(self, params) -> EngineParams:
+        """The pure part of `load_params`: generation dtype and engine layout, for use under jit."""
+        dtype = self.settings.compute_dtype
+        return self._prepare(jax.tree.map(lambda x: x.astype(dtype), params))
+
+    def init_decode_state(self) -> DecodeState:
+        settings = self.settings
+        build = functools.partial(
+            empty_state,
+            self.config,
+            slots=settings.slots,
+            cache_tokens=settings.min_cache_tokens,
+            cache_dtype=settings.cache_dtype,
+        )
+        return jax.jit(build, out_shardings=self._state_sharding)()
+
+    def prefill(
+        self, *, params: EngineParams, padded_tokens: np.ndarray, true_lengths: np.ndarray
+    ) -> Cache:
+        tokens, lengths = jax.device_put((padded_tokens, true_lengths), self._replicated)
+        return self._prefill(params, tokens, lengths)
+
+    def insert(self, prefix: Cache, decode_state: DecodeState, slot: SlotRequest) -> DecodeState:
+        return self.bulk_insert(prefix, decode_state, [slot])
+
+    def bulk_insert(
+        self, prefix: Cache, decode_state: DecodeState, slots: Sequence[SlotRequest]
+    ) -> DecodeState:
+        arrays = request_arrays(slots, self.max_concurrent_decodes)
+        return self._insert(decode_state, prefix, jax.device_put(arrays, self._replicated))
+
+    def generate(
+        self, params: EngineParams, decode_state: DecodeState
+    ) -> tuple[DecodeState, ResultTokens]:
+        """Caches must have room for K further positions of every live slot: see `resize`."""
+        return self._generate(params, decode_state, self._is_stop)
+
+    def free_resource(self, decode_state: DecodeState, slot: int) -> DecodeState:
+        return self._free(decode_state, jax.device_put(np.int32(slot), self._replicated))
+
+    def resize(self, decode_state: DecodeState, *, cache_tokens: int) -> DecodeState:
+        """Array by array, so that at most one is there twice."""
+        if cache_tokens == decode_state.cache.num_positions:
+            return decode_state
+        cache = jax.tree.map(lambda x: self._resize(x, cache_tokens), decode_state.cache)
+        return _replace_cache(decode_state, cache)
+
+    def _decode_chunk(
+        self, params: EngineParams, state: DecodeState, is_stop: jax.Array
+    ) -> tuple[DecodeState, ResultTokens]:
+        slots, num_steps = self.settings.slots, self.settings.tokens_per_chunk
+        written = ResultTokens(
+            token_ids=jnp.zeros((num_steps, slots), jnp.int32),
+            logprobs=jnp.zeros((num_steps, slots), jnp.float32),
+            counts=jnp.zeros((slots,), jnp.int32),
+            stopped=jnp.zeros((slots,), jnp.bool_),
+        )
+
+        def unfinished(carry) -> jax.Array:
+            step, state, _ = carry
+            return (step < num_steps) & jnp.any(state.active)
+
+        def body(carry):
+            step, state, written = carry
+            state, written = self._decode_step(params, state, written, step, is_stop)
+            return step + 1, state, written
+
+        start = (jnp.int32(0), state, written)
+        _, state, written = jax.lax.while_loop(unfinished, body, start)
+        by_slot = ResultTokens(
+            token_ids=written.token_ids.T,
+            logprobs=written.logprobs.T,
+            counts=written.counts,
+            stopped=written.stopped,
+        )
+        return state, by_slot
+
+    def _decode_step(
+        self,
+        params: EngineParams,
+        state: DecodeState,
+        written: ResultTokens,
+        step: jax.Array,
+        is_stop: jax.Array,
+    ) -> tuple[DecodeState, ResultTokens]:
+        """One token for every active slot; the others compute along and are ignored."""
+        logits, cache = self._model(params, state.cache, state.tokens, state.lengths)
+        uniform = uniforms(self._seed, state.prompt_ids, state.sample_indices, state.num_generated)
+        settings = self.settings
+        tokens, logprobs = sample(
+            logits, uniform, state.temperatures, top_k=settings.top_k, top_p=settings.top_p
+        )
+        active = state.active
+        one = active.astype(jnp.int32)
+        num_generated = state.num_generated + one
+        stopped = active & is_stop[tokens]
+        state = DecodeState(
+            cache=cache,
+            tokens=jnp.where(active, tokens, state.tokens),
+            lengths=state.lengths + one,
+            active=active & ~stopped & (num_generated < state.max_new_tokens),
+            prompt_ids=state.prompt_ids,
+            sample_indices=state.sample_indices,
+            num_generated=num_generated,
+            max_new_tokens=state.max_new_tokens,
+            temperatures=state.temperatures,
+        )
+        written = ResultTokens(
+            token_ids=jax.lax.dynamic_update_index_in_dim(written.token_ids, tokens, step, 0),
+            logprobs=jax.lax.dynamic_update_index_in_dim(written.logprobs, logprobs, step, 0),
+            counts=written.counts + one,
+            stopped=written.stopped | stopped,
+        )
+        return state, written
+
+    def _prefix_sharding(self) -> Cache:
+        """Prefix rows are few: split over heads only."""
+        spec = PartitionSpec(None, *self._state_sharding.cache.keys[0].spec[1:])
+        layers = (NamedSharding(self.mesh, spec),) * self.config.num_layers
+        return Cache(keys=layers, values=layers)
+
+
+def _free(state: DecodeState, slot: jax.Array) -> DecodeState:
+    fields = {name: getattr(state, name) for name in state.__dataclass_fields__}
+    return DecodeState(**{**fields, "active": state.active.at[slot].set(False)})
+
+
+def _replace_cache(state: DecodeState, cache: Cache) -> DecodeState:
+    fields = {name: getattr(state, name) for name in state.__dataclass_fields__}
+    return DecodeState(**{**fields, "cache": cache})

@@ -1,0 +1,1 @@
+"""Models: the transformer of the Llama and Qwen families, and its files."""

@@ -1,0 +1,147 @@
+"""The stages of a real run: thin adapters from the packages to the protocols of `stages.py`.
+
+Owns which thread works on which mesh: one for generation, one for training, one for preprocessing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from pipeline_rl_jax.generation.batcher import ContinuousBatcher, VersionedParams
+from pipeline_rl_jax.orchestrate.stages import PreparedBatch
+from pipeline_rl_jax.orchestrate.threads import StageThread
+from pipeline_rl_jax.preprocess.batches import assemble
+from pipeline_rl_jax.publication.device_channel import DeviceChannel
+from pipeline_rl_jax.publication.weight_store import PublishedWeights, WeightStore
+from pipeline_rl_jax.records import Completion, Group, PackedBatch, Prompt, Rollout
+from pipeline_rl_jax.rewards.score import ScoringFailure
+from pipeline_rl_jax.rewards.scorer import CompletionScorer
+from pipeline_rl_jax.settings import Settings
+from pipeline_rl_jax.telemetry.profile import ProfileWindow
+from pipeline_rl_jax.telemetry.spans import span
+from pipeline_rl_jax.trainer.trainer import Trainer
+
+
+class EngineGeneration:
+    """`GenerationStage` over a batcher."""
+
+    def __init__(self, batcher: ContinuousBatcher, thread: StageThread) -> None:
+        self._batcher = batcher
+        self._thread = thread
+
+    @property
+    def num_open_samples(self) -> int:
+        return self._batcher.num_open_samples
+
+    @property
+    def num_live(self) -> int:
+        return self._batcher.num_live
+
+    def admit(self, prompt: Prompt, group_size: int) -> None:
+        self._batcher.admit(prompt, group_size)
+
+    async def advance(self, weights: VersionedParams) -> Sequence[Completion]:
+        return await self._thread.run(self._batcher.advance, weights)
+
+    def cancel_all(self) -> None:
+        self._batcher.cancel_all()
+
+
+class RewardScoring:
+    """`ScoringStage` over the configured reward."""
+
+    def __init__(self, scorer: CompletionScorer) -> None:
+        self._scorer = scorer
+
+    async def score(self, completion: Completion) -> Rollout | ScoringFailure:
+        with span("reward", track="rewards"):
+            scored = await self._scorer.score(completion)
+        if isinstance(scored, ScoringFailure):
+            return scored
+        return Rollout(
+            completion=completion, reward=scored.reward, reward_components=scored.components
+        )
+
+
+class BatchPreprocess:
+    """`PreprocessStage`: advantages and packing on the host."""
+
+    def __init__(self, settings: Settings, thread: StageThread) -> None:
+        self._settings = settings
+        self._thread = thread
+
+    def refuse(self, group: Group) -> str | None:
+        del group  # what a batch holds is decided when it is assembled
+        return None
+
+    async def assemble(self, groups: Sequence[Group], version: int) -> PreparedBatch:
+        del version
+        return await self._thread.run(self._assemble, groups)
+
+    def _assemble(self, groups: Sequence[Group]) -> PreparedBatch:
+        with span("preprocess"):
+            result = assemble(groups, self._settings)
+        return PreparedBatch(
+            batch=result.batch,
+            dropped={reason.value: count for reason, count in result.num_dropped.items() if count},
+            metrics=result.statistics,
+        )
+
+
+class MeshTraining:
+    """`TrainingStage` over a trainer; the profiler's window opens and closes around its steps."""
+
+    def __init__(self, trainer: Trainer, thread: StageThread, *, profile: ProfileWindow) -> None:
+        self._trainer = trainer
+        self._thread = thread
+        self._profile = profile
+
+    @property
+    def version(self) -> int:
+        return self._trainer.version
+
+    async def train(self, batch: PackedBatch) -> Mapping[str, float]:
+        return await self._thread.run(self._train, batch)
+
+    def _train(self, batch: PackedBatch) -> Mapping[str, float]:
+        step = self._trainer.version + 1
+        self._profile.before_step(step)
+        start = time.monotonic()
+        with span("train_step", step=step):
+            metrics = self._trainer.train(batch).fetch()
+        seconds = time.monotonic() - start
+        self._profile.after_step(step)
+        num_tokens = int(np.count_nonzero(np.asarray(batch.segment_ids)))
+        return {
+            **metrics,
+            "trainer/busy_seconds": seconds,
+            "trainer/tokens_per_second": num_tokens / seconds,
+        }
+
+
+class DevicePublication:
+    """`PublicationStage` between two meshes of this process."""
+
+    def __init__(self, channel: DeviceChannel, store: WeightStore, *, trainer: Trainer) -> None:
+        self._channel = channel
+        self._store = store
+        self._trainer = trainer
+        self._published_version = -1
+
+    def publish(self, version: int) -> None:
+        if version == self._published_version:
+            return  # sent already: at the start of a run it is asked for twice
+        with span("publish"):
+            self._channel.publish(version, self._trainer.state.params)
+        self._published_version = version
+
+    def latest(self) -> PublishedWeights:
+        with span("weight_swap"):
+            return self._store.latest()
+
+    async def wait_for(self, version: int) -> None:
+        await asyncio.wrap_future(self._store.arrival(version))

@@ -1,0 +1,148 @@
+"""Everything a run is made of, built from settings.
+
+Owns construction: which part gets what. What the parts then do together is in `build.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from pipeline_rl_jax.data.stream import build_evaluation_prompts, build_prompt_stream
+from pipeline_rl_jax.data.tokenizer import Tokenizer, load_tokenizer
+from pipeline_rl_jax.evaluation.greedy import GreedyEvaluator
+from pipeline_rl_jax.generation.batcher import ContinuousBatcher
+from pipeline_rl_jax.generation.stopping import StopRules
+from pipeline_rl_jax.generation.transformer_engine import TransformerEngine
+from pipeline_rl_jax.meshes import Meshes, build_meshes
+from pipeline_rl_jax.models.config import ModelConfig
+from pipeline_rl_jax.models.hf_config import read_config
+from pipeline_rl_jax.models.partition import check_divisible, param_shardings
+from pipeline_rl_jax.models.transformer import abstract_params
+from pipeline_rl_jax.orchestrate.model_source import prepare_model
+from pipeline_rl_jax.publication.device_channel import DeviceChannel
+from pipeline_rl_jax.publication.weight_store import WeightStore
+from pipeline_rl_jax.rewards.scorer import CompletionScorer, build_scorer
+from pipeline_rl_jax.rollouts.ledger import PromptLedger
+from pipeline_rl_jax.settings import Settings
+from pipeline_rl_jax.trainer.optimizer import build_optimizer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Parts:
+    """Built before any weights are read: whatever is wrong with files or sizes shows here."""
+
+    settings: Settings
+    model_directory: Path
+    config: ModelConfig
+    tokenizer: Tokenizer
+    meshes: Meshes
+    optimizer: optax.GradientTransformation
+    prompts: PromptLedger
+    engine: TransformerEngine
+    stop_rules: StopRules
+    store: WeightStore
+    scorer: CompletionScorer
+
+    def make_batcher(self, *, greedy: bool = False) -> ContinuousBatcher:
+        """A batcher with a decode state of its own over the one engine."""
+        generation = self.settings.generation
+        if greedy:
+            limit = self.settings.evaluation.max_new_tokens or generation.max_new_tokens
+            generation = dataclasses.replace(generation, temperature=0.0, max_new_tokens=limit)
+        return ContinuousBatcher(
+            self.engine,
+            generation,
+            tokenizer=self.tokenizer,
+            stop_rules=self.stop_rules,
+            max_positions=self.config.max_positions,
+        )
+
+    def make_evaluator(self) -> GreedyEvaluator:
+        """The evaluation set with training's engine and grader."""
+        return GreedyEvaluator(
+            build_evaluation_prompts(self.settings, self.tokenizer),
+            make_batcher=lambda: self.make_batcher(greedy=True),
+            scorer=self.scorer,
+        )
+
+    def make_channel(self) -> DeviceChannel:
+        """The way of the weights: trainer layout on both ends, the engine's made on arrival."""
+        settings, config = self.settings, self.config
+        return DeviceChannel(
+            self.store,
+            source=_placed_params(config, settings.model.param_dtype, self.meshes.trainer),
+            target=_placed_params(
+                config, settings.generation.compute_dtype, self.meshes.generation
+            ),
+        )
+
+
+def build_parts(settings: Settings) -> Parts:
+    """Reads config, tokenizer and data. ValueError, in one line, for what cannot work."""
+    directory = prepare_model(settings.model.source)
+    config = read_config(directory)
+    tokenizer = load_tokenizer(Path(settings.model.tokenizer or directory).expanduser())
+    meshes = build_meshes(settings.meshes)
+    check_fit(settings, config, meshes, tokenizer=tokenizer)
+    prompts = PromptLedger(build_prompt_stream(settings, tokenizer))
+    stop_rules = StopRules(
+        tokenizer,
+        stop_strings=settings.generation.stop_strings,
+        ignore_eos=settings.generation.ignore_eos,
+    )
+    engine = TransformerEngine(
+        config,
+        settings.generation,
+        mesh=meshes.generation,
+        stop_token_ids=stop_rules.token_ids,
+        seed=settings.seed,
+    )
+    convert = jax.jit(engine.convert_params, out_shardings=engine.param_shardings)
+    return Parts(
+        settings=settings,
+        model_directory=directory,
+        config=config,
+        tokenizer=tokenizer,
+        meshes=meshes,
+        optimizer=build_optimizer(settings.trainer, num_steps=settings.schedule.num_steps),
+        prompts=prompts,
+        engine=engine,
+        stop_rules=stop_rules,
+        store=WeightStore(prepare=convert),
+        scorer=build_scorer(settings.rewards, settings.generation),
+    )
+
+
+def check_fit(
+    settings: Settings, config: ModelConfig, meshes: Meshes, *, tokenizer: Tokenizer | None
+) -> None:
+    """What settings and model demand of each other. ValueError naming the setting."""
+    check_divisible(config, meshes.trainer, section="meshes.trainer")
+    check_divisible(config, meshes.generation, section="meshes.generation")
+    generation = settings.generation
+    if generation.max_prompt_tokens >= config.max_positions:
+        raise ValueError(
+            f"generation.max_prompt_tokens ({generation.max_prompt_tokens}) leaves no room in the "
+            f"model's context of {config.max_positions} tokens; use less than that"
+        )
+    if tokenizer is not None and tokenizer.vocabulary_size > config.vocabulary_size:
+        raise ValueError(
+            f"model.tokenizer knows {tokenizer.vocabulary_size} tokens, the model "
+            f"{config.vocabulary_size}; give the tokenizer that belongs to the model"
+        )
+
+
+def _placed_params(config: ModelConfig, dtype: str, mesh: jax.sharding.Mesh):
+    """The parameter tree as shapes with dtype and sharding."""
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(
+            leaf.shape, jnp.dtype(dtype), sharding=sharding
+        ),
+        abstract_params(config),
+        param_shardings(config, mesh),
+    )

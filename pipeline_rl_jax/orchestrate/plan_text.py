@@ -1,0 +1,136 @@
+"""The text of `--dry_run`: resolved settings, meshes, sizes, memory and the plan of a step.
+
+Owns estimates of memory. They count what scales with model and batch; temporary buffers of the
+compiler come on top.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+
+from pipeline_rl_jax.meshes import Meshes, build_meshes
+from pipeline_rl_jax.models.config import ModelConfig
+from pipeline_rl_jax.models.hf_config import read_config
+from pipeline_rl_jax.orchestrate.model_source import prepare_model
+from pipeline_rl_jax.orchestrate.parts import check_fit
+from pipeline_rl_jax.settings import Settings
+from pipeline_rl_jax.settings_parsing import format_settings
+
+_GIB = 2**30
+
+
+def describe(settings: Settings) -> str:
+    """Everything a person wants to check before a long run. ValueError for what cannot work."""
+    config = read_config(prepare_model(settings.model.source))
+    meshes = build_meshes(settings.meshes)
+    check_fit(settings, config, meshes, tokenizer=None)
+    sections = {
+        "settings": format_settings(settings).splitlines(),
+        "model": _model_lines(config),
+        "meshes": _mesh_lines(meshes),
+        "memory per device, at most": _memory_lines(settings, config, meshes),
+        "one step": _step_lines(settings),
+    }
+    blocks = (
+        "\n".join([f"{title}:", *(f"  {line}" for line in lines)])
+        for title, lines in sections.items()
+    )
+    return "\n\n".join(blocks)
+
+
+def trainer_bytes(settings: Settings, config: ModelConfig, meshes: Meshes) -> dict[str, int]:
+    """Bytes on each trainer device. Weights and moments are split over fsdp and tensor."""
+    parts = meshes.trainer.shape["fsdp"] * meshes.trainer.shape["tensor"]
+    weights = config.num_parameters // parts
+    rows = settings.trainer.rows_per_micro_batch // math.prod(
+        meshes.trainer.shape[axis] for axis in ("data", "fsdp")
+    )
+    tokens = max(1, rows) * settings.trainer.tokens_per_row
+    compute = _item_bytes(settings.model.compute_dtype)
+    kept = config.num_layers * config.width  # a layer's input, kept for its recomputation
+    if settings.model.remat != "full":
+        kept = config.num_layers * (6 * config.width + 3 * config.mlp_width)
+    chunk = min(tokens, settings.model.logprob_chunk_tokens)
+    return {
+        "weights": weights * _item_bytes(settings.model.param_dtype),
+        "AdamW moments": 2 * weights * _item_bytes(settings.model.param_dtype),
+        "gradients (float32)": 4 * weights,
+        "activations of a micro-batch": tokens * kept * compute,
+        "logits of a chunk": 3 * 4 * chunk * config.vocabulary_size,
+    }
+
+
+def generation_bytes(settings: Settings, config: ModelConfig, meshes: Meshes) -> dict[str, int]:
+    """Bytes on each generation device, every slot at its full length, two weight versions."""
+    generation, shape = settings.generation, meshes.generation.shape
+    heads = config.num_kv_heads
+    heads = heads // shape["tensor"] if heads % shape["tensor"] == 0 else heads
+    context = min(generation.max_prompt_tokens + generation.max_new_tokens, config.max_positions)
+    slots = generation.slots // shape["data"]
+    cache = 2 * config.num_layers * slots * heads * context * config.head_width
+    weights = config.num_parameters // shape["tensor"] * _item_bytes(generation.compute_dtype)
+    return {
+        "weights, visible and arriving": 3 * weights,  # the arriving one in both layouts
+        "KV cache": cache * _item_bytes(generation.cache_dtype),
+        "logits": 4 * slots * config.vocabulary_size,
+    }
+
+
+def _model_lines(config: ModelConfig) -> Iterator[str]:
+    yield f"{config.family}, {config.num_parameters:,} parameters"
+    yield (
+        f"{config.num_layers} layers, width {config.width}, MLP {config.mlp_width}, "
+        f"{config.num_query_heads} query and {config.num_kv_heads} KV heads of "
+        f"{config.head_width}, vocabulary {config.vocabulary_size}, "
+        f"context {config.max_positions}"
+    )
+
+
+def _mesh_lines(meshes: Meshes) -> Iterator[str]:
+    for name, mesh in meshes._asdict().items():
+        axes = ", ".join(f"{axis}={size}" for axis, size in mesh.shape.items())
+        devices = ", ".join(str(device) for device in mesh.devices.ravel())
+        yield f"{name}: {axes} on {devices}"
+    shared = set(meshes.trainer.devices.ravel()) & set(meshes.generation.devices.ravel())
+    if shared:
+        yield "both sides share this device: they take turns on it"
+
+
+def _memory_lines(settings: Settings, config: ModelConfig, meshes: Meshes) -> Iterator[str]:
+    for side, sizes in (
+        ("trainer", trainer_bytes(settings, config, meshes)),
+        ("generation", generation_bytes(settings, config, meshes)),
+    ):
+        yield f"{side}: {sum(sizes.values()) / _GIB:.2f} GiB"
+        for name, size in sizes.items():
+            yield f"  {name}: {size / _GIB:.2f} GiB"
+    limit = (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
+    if limit:
+        yield f"each device has {limit / _GIB:.2f} GiB"
+
+
+def _step_lines(settings: Settings) -> Iterator[str]:
+    trainer, algorithm, schedule = settings.trainer, settings.algorithm, settings.schedule
+    generation = settings.generation
+    groups = trainer.batch_rollouts // algorithm.group_size
+    yield (
+        f"{generation.slots} slots decode {generation.tokens_per_chunk} tokens between two looks "
+        "for new weights"
+    )
+    yield f"{trainer.batch_rollouts} rollouts: {groups} prompts with {algorithm.group_size} each"
+    yield (
+        f"rows of {trainer.tokens_per_row} tokens, {trainer.rows_per_micro_batch} rows a "
+        "micro-batch"
+    )
+    yield f"loss {algorithm.loss}, baseline {algorithm.baseline}, sum by {algorithm.aggregation}"
+    yield f"{schedule.num_steps} optimizer steps, schedule {schedule.name}"
+    if schedule.name == "pipeline":
+        yield f"at most {schedule.max_lag} steps of lag, beyond that: {schedule.beyond_max_lag}"
+
+
+def _item_bytes(dtype: str) -> int:
+    return jnp.dtype(dtype).itemsize

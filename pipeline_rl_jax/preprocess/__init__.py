@@ -1,0 +1,1 @@
+"""From finished groups to the batch of one optimizer step."""

@@ -1,0 +1,1 @@
+"""Carries params from the trainer mesh to the generation mesh, version by version."""

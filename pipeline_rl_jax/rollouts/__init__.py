@@ -1,0 +1,1 @@
+"""Rollouts between the decode loop and the trainer: groups, streams, staleness, prompts used."""

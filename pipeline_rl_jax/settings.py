@@ -1,0 +1,244 @@
+"""Settings: a `ConfigDict` section becomes a frozen, typed dataclass.
+
+Owns the shape of every section and the error that a wrong one raises. Reading a `ConfigDict` is in
+`settings_parsing.py`, ranges and what sections demand of each other in `settings_checks.py`.
+Defaults live in `configs/base.py` only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Literal
+
+
+class SettingsError(ValueError):
+    """What the person who started the run can mend.
+
+    Each problem is one complete line: the setting, its value, the constraint, the way out. The
+    command line shows the lines without a traceback and exits with code 2.
+    """
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+@contextlib.contextmanager
+def settings_errors() -> Iterator[None]:
+    """Turns a ValueError or OSError raised inside into a `SettingsError` of one line.
+
+    For steps whose failure is the user's to mend: reading a model's config.json, opening a data
+    file. Never around device work, where a ValueError is ours and needs its traceback.
+    """
+    try:
+        yield
+    except SettingsError:
+        raise
+    except (ValueError, OSError) as error:
+        raise SettingsError(" ".join(str(error).split())) from error
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    source: str
+    init: Literal["pretrained", "random"]
+    tokenizer: str
+    compute_dtype: Literal["float32", "bfloat16"]
+    param_dtype: Literal["float32", "bfloat16"]
+    remat: Literal["none", "full", "dots"]
+    attention_block_tokens: int
+    logprob_chunk_tokens: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainerMeshSettings:
+    data: int
+    fsdp: int
+    tensor: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GenerationMeshSettings:
+    data: int
+    tensor: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeshSettings:
+    virtual_devices: int
+    trainer_devices: tuple[int, ...]
+    generation_devices: tuple[int, ...]
+    trainer: TrainerMeshSettings
+    generation: GenerationMeshSettings
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ArithmeticSettings:
+    operations: str
+    min_operand: int
+    max_operand: int
+    num_operands: int
+    num_records: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReasoningGymSettings:
+    task: str
+    num_records: int
+    options: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataSettings:
+    source: Literal["arithmetic", "files", "reasoning_gym"]
+    path: str
+    format: Literal["auto", "gsm8k", "math", "orz", "dapo", "svamp", "mapped"]
+    problem_field: str
+    answer_field: str
+    arithmetic: ArithmeticSettings
+    reasoning_gym: ReasoningGymSettings
+    template: Literal["plain", "few_shot", "chat"]
+    prompt_format: str
+    system_prompt: str
+    few_shot_examples: tuple[str, ...]
+    shuffle: bool
+    num_epochs: int
+    too_long: Literal["error", "drop"]
+    incomplete: Literal["error", "drop"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GenerationSettings:
+    slots: int
+    tokens_per_chunk: int
+    max_prompt_tokens: int
+    max_new_tokens: int
+    prefill_buckets: tuple[int, ...]
+    prompts_per_prefill: int
+    min_cache_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    stop_strings: tuple[str, ...]
+    ignore_eos: bool
+    compute_dtype: Literal["float32", "bfloat16"]
+    cache_dtype: Literal["float32", "bfloat16"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RewardSettings:
+    correctness: Literal["exact_number", "boxed", "user"]
+    correctness_weight: float
+    format_pattern: str
+    format_weight: float
+    overlong_buffer_tokens: int
+    overlong_weight: float
+    user_function: str
+    num_workers: int
+    deadline_seconds: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AlgorithmSettings:
+    group_size: int
+    baseline: Literal["none", "group_mean", "leave_one_out", "batch_mean"]
+    normalise_std: bool
+    batch_normalise: bool
+    std_floor: float
+    loss: Literal["is_reinforce", "ppo", "cispo", "gspo"]
+    importance_clamp: float
+    clip_low: float
+    clip_high: float
+    dual_clip: float
+    entropy_coefficient: float
+    aggregation: Literal["sequence_sum", "token_mean", "sequence_mean", "constant"]
+    aggregation_constant: float
+    truncated: Literal["train", "mask"]
+    zero_variance: Literal["keep", "drop"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainerSettings:
+    batch_rollouts: int
+    tokens_per_row: int
+    rows_per_micro_batch: int
+    learning_rate: float
+    learning_rate_schedule: Literal["constant", "linear", "cosine"]
+    warmup_steps: int
+    beta1: float
+    beta2: float
+    epsilon: float
+    weight_decay: float
+    max_gradient_norm: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScheduleSettings:
+    name: Literal["conventional", "one_step_off", "pipeline"]
+    num_steps: int
+    optimizer_steps_per_round: int
+    overlap: bool
+    max_lag: int
+    beyond_max_lag: Literal["wait", "drop", "mask"]
+    stream_groups: int
+    scores_in_flight: int
+    deadline_seconds: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PublicationSettings:
+    every_steps: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointSettings:
+    every_steps: int
+    max_to_keep: int
+    at_end: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluationSettings:
+    every_steps: int
+    at_start: bool
+    at_end: bool
+    num_prompts: int
+    path: str
+    max_new_tokens: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TelemetrySettings:
+    tensorboard: bool
+    progress: Literal["auto", "on", "off"]
+    sample_completions: int
+    sample_every_steps: int
+    timeline: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProfileSettings:
+    start_step: int
+    num_steps: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """A whole run. Every section is one attribute; `seed` seeds data order and sampling."""
+
+    seed: int
+    model: ModelSettings
+    meshes: MeshSettings
+    data: DataSettings
+    generation: GenerationSettings
+    rewards: RewardSettings
+    algorithm: AlgorithmSettings
+    trainer: TrainerSettings
+    schedule: ScheduleSettings
+    publication: PublicationSettings
+    checkpointing: CheckpointSettings
+    evaluation: EvaluationSettings
+    telemetry: TelemetrySettings
+    profile: ProfileSettings

@@ -1,0 +1,384 @@
+"""What settings demand of each other.
+
+Owns the checks that need no model, no data and no device, and `check_devices`, which needs only
+their number. Each check yields one complete line per problem: path, value, constraint, way out.
+The range of a number by itself is in `settings_ranges.py`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import operator
+import re
+import string
+from collections.abc import Iterator, Sequence
+
+from pipeline_rl_jax.settings import (
+    GenerationMeshSettings,
+    Settings,
+    SettingsError,
+    TrainerMeshSettings,
+)
+from pipeline_rl_jax.settings_ranges import find_range_problems
+
+
+def find_problems(settings: Settings) -> list[str]:
+    """Every broken constraint, one line each, in the order of the sections.
+
+    Values out of their own range are reported alone: what sections demand of each other is only
+    looked at once every number by itself makes sense.
+    """
+    problems = list(find_range_problems(settings))
+    if problems:
+        return problems
+    checks = (
+        _check_model,
+        _check_meshes,
+        _check_data,
+        _check_prompts_and_rows,
+        _check_sampling,
+        _check_rewards,
+        _check_groups,
+        _check_loss,
+        _check_batch,
+        _check_schedule,
+        _check_outputs,
+    )
+    return [problem for check in checks for problem in check(settings)]
+
+
+def check_devices(settings: Settings, num_devices: int) -> None:
+    """Raises `SettingsError` when a mesh names a device that this process does not have."""
+    problems = []
+    for path in ("meshes.trainer_devices", "meshes.generation_devices"):
+        indices = operator.attrgetter(path)(settings)
+        if max(indices) >= num_devices:
+            known = "index 0 only" if num_devices == 1 else f"indices 0 to {num_devices - 1}"
+            problems.append(
+                f"{path} {indices} names device {max(indices)} but this process has {num_devices}: "
+                f"use {known}, or on CPU set meshes.virtual_devices={max(indices) + 1}"
+            )
+    if problems:
+        raise SettingsError(*problems)
+
+
+def _check_model(settings: Settings) -> Iterator[str]:
+    if not settings.model.source:
+        yield (
+            "model.source ('') must name a model: a Hugging Face directory, a hub id, "
+            'or "smollm2-135m"'
+        )
+
+
+def _check_meshes(settings: Settings) -> Iterator[str]:
+    meshes = settings.meshes
+    trainer, generation = meshes.trainer_devices, meshes.generation_devices
+    problems = [
+        *_check_device_list("meshes.trainer_devices", trainer, meshes.virtual_devices),
+        *_check_device_list("meshes.generation_devices", generation, meshes.virtual_devices),
+    ]
+    if problems:
+        yield from problems
+        return
+    shared = sorted(set(trainer) & set(generation))
+    if shared and not (len(trainer) == 1 and trainer == generation):
+        yield (
+            f"meshes.trainer_devices {trainer} and meshes.generation_devices {generation} share "
+            f"{shared}; give each side devices of its own, or both the same single device"
+        )
+    yield from _check_axes("meshes.trainer", meshes.trainer, len(trainer))
+    yield from _check_axes("meshes.generation", meshes.generation, len(generation))
+
+
+def _check_device_list(path: str, indices: tuple[int, ...], virtual_devices: int) -> Iterator[str]:
+    if not indices:
+        yield f"{path} () must name at least one device, for example (0,)"
+    elif min(indices) < 0:
+        yield f"{path} {indices} must hold indices from 0 on"
+    elif len(set(indices)) < len(indices):
+        yield f"{path} {indices} must name each device once; use {tuple(dict.fromkeys(indices))}"
+    elif virtual_devices and max(indices) >= virtual_devices:
+        yield (
+            f"{path} {indices} must be below meshes.virtual_devices ({virtual_devices}); "
+            f"set meshes.virtual_devices={max(indices) + 1} or more"
+        )
+
+
+def _check_axes(
+    path: str, axes: TrainerMeshSettings | GenerationMeshSettings, num_devices: int
+) -> Iterator[str]:
+    sizes = {name: getattr(axes, name) for name in type(axes).__dataclass_fields__}
+    shown = ", ".join(f"{name}={size}" for name, size in sizes.items())
+    wrong = [name for name, size in sizes.items() if size < -1 or size == 0]
+    if wrong:
+        yield f"{path}.{wrong[0]} ({sizes[wrong[0]]}) must be 1 or more, or -1 for the rest"
+        return
+    open_axes = [name for name, size in sizes.items() if size == -1]
+    if len(open_axes) > 1:
+        yield f"{path} ({shown}) may have -1 once; set {' or '.join(open_axes)} to 1"
+        return
+    fixed = math.prod(size for size in sizes.values() if size != -1)
+    if open_axes and num_devices % fixed:
+        divisors = _divisors(num_devices)
+        yield (
+            f"{path} ({shown}): the fixed axes take {fixed}, which must divide the {num_devices} "
+            f"of {path}_devices; make their product one of {divisors}"
+        )
+    elif not open_axes and fixed != num_devices:
+        yield (
+            f"{path} ({shown}) uses {fixed} devices but {path}_devices lists {num_devices}; "
+            f"list {fixed}, or set one axis to -1 for the rest"
+        )
+
+
+def _check_data(settings: Settings) -> Iterator[str]:
+    data = settings.data
+    if data.source == "files":
+        if not data.path:
+            yield "data.path ('') must name a file when data.source is files"
+        for name in ("problem_field", "answer_field"):
+            if data.format == "mapped" and not getattr(data, name):
+                yield f"data.{name} ('') must name a field when data.format is mapped"
+    elif data.source == "arithmetic":
+        yield from _check_arithmetic(settings)
+    elif data.source == "reasoning_gym":
+        if not data.reasoning_gym.task:
+            yield (
+                "data.reasoning_gym.task ('') must name a reasoning-gym data set, "
+                'for example "chain_sum"'
+            )
+        yield from _check_json_object("data.reasoning_gym.options", data.reasoning_gym.options)
+    yield from _check_template(settings)
+
+
+def _check_arithmetic(settings: Settings) -> Iterator[str]:
+    task = settings.data.arithmetic
+    unknown = sorted(set(task.operations) - set("+-*"))
+    if not task.operations or unknown:
+        yield f"data.arithmetic.operations ({task.operations!r}) must be some of + - *"
+    if task.min_operand > task.max_operand:
+        yield (
+            f"data.arithmetic.min_operand ({task.min_operand}) must be at most max_operand "
+            f"({task.max_operand})"
+        )
+
+
+def _check_json_object(path: str, text: str) -> Iterator[str]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        yield f"{path} ({text!r}) must be a JSON object: {error}; use {{}} for none"
+        return
+    if not isinstance(value, dict):
+        yield f"{path} ({text!r}) must be a JSON object; use {{}} for none"
+
+
+def _check_template(settings: Settings) -> Iterator[str]:
+    data = settings.data
+    if data.template == "chat":
+        return
+    try:
+        fields = {name for _, name, _, _ in string.Formatter().parse(data.prompt_format) if name}
+    except ValueError as error:
+        yield f"data.prompt_format ({data.prompt_format!r}) is no format string: {error}"
+        return
+    if fields != {"problem"}:
+        yield (
+            f"data.prompt_format ({data.prompt_format!r}) must hold {{problem}} and no other "
+            "field; write other braces twice"
+        )
+    if data.template == "few_shot" and not data.few_shot_examples:
+        yield (
+            "data.few_shot_examples () must hold at least one when data.template is few_shot; "
+            'write each as "problem ||| answer"'
+        )
+    for index, example in enumerate(data.few_shot_examples):
+        if "|||" not in example:
+            yield (
+                f"data.few_shot_examples[{index}] ({example!r}) must separate problem and answer; "
+                'write "problem ||| answer"'
+            )
+
+
+def _check_prompts_and_rows(settings: Settings) -> Iterator[str]:
+    generation, rows = settings.generation, settings.trainer.tokens_per_row
+    buckets = generation.prefill_buckets
+    longest = generation.max_prompt_tokens + generation.max_new_tokens
+    if rows < longest:
+        yield (
+            f"trainer.tokens_per_row ({rows}) must hold the longest rollout: "
+            f"generation.max_prompt_tokens ({generation.max_prompt_tokens}) + max_new_tokens "
+            f"({generation.max_new_tokens}); use {longest} or more"
+        )
+    if not buckets or buckets[-1] < generation.max_prompt_tokens:
+        yield (
+            f"generation.prefill_buckets {buckets} must reach max_prompt_tokens "
+            f"({generation.max_prompt_tokens}); end it with {generation.max_prompt_tokens}"
+        )
+    if buckets and (buckets[0] < 1 or any(a >= b for a, b in itertools.pairwise(buckets))):
+        positive = tuple(sorted({bucket for bucket in buckets if bucket > 0}))
+        yield f"generation.prefill_buckets {buckets} must ascend from 1 or more; use {positive}"
+
+
+def _check_sampling(settings: Settings) -> Iterator[str]:
+    generation, parts = settings.generation, settings.meshes.generation.data
+    if generation.temperature == 0:
+        yield (
+            "generation.temperature (0.0) must be more than 0: greedy rollouts of one prompt are "
+            "all the same and teach nothing; use 1.0 (evaluation is greedy by itself)"
+        )
+    if any(not text for text in generation.stop_strings):
+        yield f"generation.stop_strings {generation.stop_strings} must not hold an empty string"
+    if parts > 1 and generation.slots % parts:
+        yield (
+            f"generation.slots ({generation.slots}) must be a multiple of meshes.generation.data "
+            f"({parts}); use {_nearest_multiples(generation.slots, parts)}"
+        )
+
+
+def _check_rewards(settings: Settings) -> Iterator[str]:
+    rewards, max_new_tokens = settings.rewards, settings.generation.max_new_tokens
+    if rewards.correctness == "user" and not re.fullmatch(
+        r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", rewards.user_function
+    ):
+        yield (
+            f"rewards.user_function ({rewards.user_function!r}) must name a function when "
+            'rewards.correctness is user; write "package.module:function"'
+        )
+    if rewards.correctness != "user" and rewards.user_function:
+        yield (
+            f"rewards.user_function ({rewards.user_function!r}) is only called when "
+            f"rewards.correctness ({rewards.correctness}) is user; set that, or empty this"
+        )
+    if rewards.format_weight and not rewards.format_pattern:
+        yield (
+            f"rewards.format_weight ({rewards.format_weight}) needs rewards.format_pattern; "
+            "give a pattern, or set the weight to 0.0"
+        )
+    try:
+        re.compile(rewards.format_pattern)
+    except re.error as error:
+        yield (
+            f"rewards.format_pattern ({rewards.format_pattern!r}) must be a regular "
+            f"expression: {error}"
+        )
+    if rewards.overlong_buffer_tokens >= max_new_tokens:
+        yield (
+            f"rewards.overlong_buffer_tokens ({rewards.overlong_buffer_tokens}) must be below "
+            f"generation.max_new_tokens ({max_new_tokens}); use {max_new_tokens // 4}, or 0 for off"
+        )
+
+
+def _check_groups(settings: Settings) -> Iterator[str]:
+    algorithm, batch = settings.algorithm, settings.trainer.batch_rollouts
+    if batch % algorithm.group_size:
+        yield (
+            f"trainer.batch_rollouts ({batch}) must be a multiple of algorithm.group_size "
+            f"({algorithm.group_size}); use {_nearest_multiples(batch, algorithm.group_size)}"
+        )
+    if algorithm.group_size > 1:
+        return
+    if algorithm.baseline in ("group_mean", "leave_one_out"):
+        yield (
+            f"algorithm.baseline ({algorithm.baseline}) compares the rollouts of one prompt, but "
+            "algorithm.group_size is 1; use a group_size of 2 or more, or baseline=batch_mean"
+        )
+    if algorithm.normalise_std:
+        yield (
+            "algorithm.normalise_std (True) needs more than one rollout in a group; use a "
+            "group_size of 2 or more, or False"
+        )
+
+
+def _check_loss(settings: Settings) -> Iterator[str]:
+    algorithm = settings.algorithm
+    constant = algorithm.aggregation_constant
+    if algorithm.aggregation == "constant" and constant == 0:
+        yield (
+            "algorithm.aggregation_constant (0.0) must be more than 0 when algorithm.aggregation "
+            f"is constant; for example generation.max_new_tokens "
+            f"({settings.generation.max_new_tokens})"
+        )
+    if algorithm.aggregation != "constant" and constant:
+        yield (
+            f"algorithm.aggregation_constant ({constant}) is only used when algorithm.aggregation "
+            f"({algorithm.aggregation}) is constant; set that, or this to 0.0"
+        )
+
+
+def _check_batch(settings: Settings) -> Iterator[str]:
+    trainer, row_parts = settings.trainer, _row_parts(settings)
+    if trainer.rows_per_micro_batch % row_parts:
+        yield (
+            f"trainer.rows_per_micro_batch ({trainer.rows_per_micro_batch}) must be a multiple of "
+            f"the trainer mesh's data x fsdp ({row_parts}); use "
+            f"{_nearest_multiples(trainer.rows_per_micro_batch, row_parts)}"
+        )
+    if trainer.warmup_steps >= settings.schedule.num_steps and trainer.warmup_steps:
+        yield (
+            f"trainer.warmup_steps ({trainer.warmup_steps}) must be below schedule.num_steps "
+            f"({settings.schedule.num_steps}); use {settings.schedule.num_steps // 10}"
+        )
+
+
+def _check_schedule(settings: Settings) -> Iterator[str]:
+    schedule, every_steps = settings.schedule, settings.publication.every_steps
+    batch_groups = settings.trainer.batch_rollouts // settings.algorithm.group_size
+    if schedule.name == "pipeline" and 0 < schedule.stream_groups < batch_groups:
+        yield (
+            f"schedule.stream_groups ({schedule.stream_groups}) must hold a batch: "
+            f"trainer.batch_rollouts / algorithm.group_size ({batch_groups}) groups; use "
+            f"{batch_groups} or more, or 0 for one batch"
+        )
+    if schedule.name == "pipeline" and every_steps > schedule.max_lag + 1:
+        yield (
+            f"publication.every_steps ({every_steps}) lets weights grow {every_steps - 1} steps "
+            f"old, more than schedule.max_lag ({schedule.max_lag}) accepts; use at most "
+            f"{schedule.max_lag + 1}, or a max_lag of {every_steps - 1} or more"
+        )
+    if schedule.deadline_seconds <= settings.rewards.deadline_seconds:
+        yield (
+            f"schedule.deadline_seconds ({schedule.deadline_seconds}) must be more than "
+            f"rewards.deadline_seconds ({settings.rewards.deadline_seconds}), or one slow "
+            "verification ends the run"
+        )
+
+
+def _check_outputs(settings: Settings) -> Iterator[str]:
+    evaluation, profile = settings.evaluation, settings.profile
+    if evaluation.max_new_tokens > settings.generation.max_new_tokens:
+        yield (
+            f"evaluation.max_new_tokens ({evaluation.max_new_tokens}) must be at most "
+            f"generation.max_new_tokens ({settings.generation.max_new_tokens}), which the cache "
+            "is sized for; use 0 for the same"
+        )
+    last = profile.start_step + profile.num_steps - 1
+    if profile.num_steps and last > settings.schedule.num_steps:
+        yield (
+            f"profile.start_step ({profile.start_step}) + profile.num_steps ({profile.num_steps}) "
+            f"reach step {last}, past schedule.num_steps ({settings.schedule.num_steps}); use an "
+            "earlier start_step or fewer steps"
+        )
+
+
+def _row_parts(settings: Settings) -> int:
+    """How many ways the trainer mesh splits rows; 1 when its axes are wrong (reported elsewhere).
+
+    Rows are split over `data` and `fsdp`; an open axis takes what the others leave.
+    """
+    if any(True for _ in _check_meshes(settings)):
+        return 1
+    mesh, num_devices = settings.meshes.trainer, len(settings.meshes.trainer_devices)
+    return num_devices // mesh.tensor if mesh.tensor > 0 else mesh.data * mesh.fsdp
+
+
+def _nearest_multiples(value: int, divisor: int) -> str:
+    """The multiples around a value, as words: "8 or 16", or "8" when there is none below."""
+    below = value // divisor * divisor
+    return f"{below} or {below + divisor}" if below else str(divisor)
+
+
+def _divisors(value: int) -> Sequence[int]:
+    return [candidate for candidate in range(1, value + 1) if value % candidate == 0]

@@ -1,0 +1,95 @@
+"""The range of every number in `Settings`, by itself.
+
+Owns minima and maxima. What sections demand of each other is in `settings_checks.py`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+
+from pipeline_rl_jax.settings import Settings
+
+_AT_LEAST_ONE = (
+    "model.attention_block_tokens",
+    "model.logprob_chunk_tokens",
+    "data.arithmetic.num_operands",
+    "data.arithmetic.num_records",
+    "data.reasoning_gym.num_records",
+    "generation.slots",
+    "generation.tokens_per_chunk",
+    "generation.max_prompt_tokens",
+    "generation.max_new_tokens",
+    "generation.prompts_per_prefill",
+    "generation.min_cache_tokens",
+    "rewards.num_workers",
+    "algorithm.group_size",
+    "trainer.batch_rollouts",
+    "trainer.tokens_per_row",
+    "trainer.rows_per_micro_batch",
+    "schedule.num_steps",
+    "schedule.optimizer_steps_per_round",
+    "schedule.scores_in_flight",
+    "publication.every_steps",
+    "checkpointing.max_to_keep",
+    "evaluation.num_prompts",
+    "telemetry.sample_every_steps",
+    "profile.start_step",
+)
+_AT_LEAST_ZERO = (
+    "seed",
+    "meshes.virtual_devices",
+    "data.num_epochs",
+    "generation.temperature",
+    "generation.top_k",
+    "rewards.overlong_buffer_tokens",
+    "algorithm.entropy_coefficient",
+    "algorithm.aggregation_constant",
+    "trainer.learning_rate",
+    "trainer.warmup_steps",
+    "trainer.weight_decay",
+    "schedule.max_lag",
+    "schedule.stream_groups",
+    "checkpointing.every_steps",
+    "evaluation.every_steps",
+    "evaluation.max_new_tokens",
+    "telemetry.sample_completions",
+    "profile.num_steps",
+)
+_ABOVE_ZERO = (
+    "rewards.deadline_seconds",
+    "algorithm.std_floor",
+    "algorithm.importance_clamp",
+    "algorithm.clip_low",
+    "algorithm.clip_high",
+    "trainer.epsilon",
+    "trainer.max_gradient_norm",
+    "schedule.deadline_seconds",
+)
+_MAX_SEED = 2**32 - 1  # what both numpy and Grain accept
+
+
+def find_range_problems(settings: Settings) -> Iterator[str]:
+    """One line for every number out of its range."""
+
+    def value(path: str) -> float:
+        return operator.attrgetter(path)(settings)
+
+    for path in _AT_LEAST_ONE:
+        if value(path) < 1:
+            yield f"{path} ({value(path)}) must be at least 1"
+    for path in _AT_LEAST_ZERO:
+        if value(path) < 0:
+            yield f"{path} ({value(path)}) must be 0 or more"
+    for path in _ABOVE_ZERO:
+        if value(path) <= 0:
+            yield f"{path} ({value(path)}) must be more than 0"
+    for path in ("trainer.beta1", "trainer.beta2"):
+        if not 0 <= value(path) < 1:
+            yield f"{path} ({value(path)}) must be at least 0 and below 1"
+    if not 0 < settings.generation.top_p <= 1:
+        yield f"generation.top_p ({settings.generation.top_p}) must be above 0 and at most 1 (off)"
+    if settings.seed > _MAX_SEED:
+        yield f"seed ({settings.seed}) must be at most {_MAX_SEED}"
+    if 0 < settings.algorithm.dual_clip <= 1 or settings.algorithm.dual_clip < 0:
+        yield f"algorithm.dual_clip ({settings.algorithm.dual_clip}) must be above 1, or 0 for off"

@@ -1,0 +1,147 @@
+"""Every metric and span a run may report, with its unit and what it says.
+
+One schema for `metrics.jsonl`, TensorBoard, the progress display and the documentation. A metric
+is declared here before it is written; the tests run with undeclared names refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import fnmatch
+import functools
+from collections.abc import Iterable, Mapping
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """Unit and meaning. A share is between 0 and 1; "1" marks a number without unit."""
+
+    unit: str
+    description: str
+
+
+# Names of `span(...)`. Those named wait_for_* are time in which one stage had nothing to do.
+SPANS: Mapping[str, str] = {
+    "prefill": "computing the cache of new prompts",
+    "insert": "putting prefilled prompts into slots",
+    "decode_chunk": "one call of Engine.generate, up to tokens_per_chunk tokens a slot",
+    "weight_swap": "handing newer weights to the decode loop at a chunk border",
+    "publish": "casting and sending the weights of a step to the generation mesh",
+    "reward": "scoring a completion",
+    "preprocess": "advantages and packing of one batch",
+    "reference_logprobs": "logprobs of the reference policy",
+    "train_step": "forward, backward and optimizer of one step, until its results are there",
+    "evaluate": "greedy evaluation",
+    "checkpoint": "time a save holds up the trainer",
+    "wait_for_rollouts": "the trainer waits for finished groups",
+    "wait_for_trainer": "generation waits for room in the stream or for newer weights",
+    "wait_for_prompts": "generation waits for the data source",
+}
+
+_SPAN_METRICS: Mapping[str, Metric] = {
+    **{f"spans/{name}_seconds": Metric("seconds", text) for name, text in SPANS.items()},
+    **{
+        f"spans/{name}_share": Metric("share", f"{text}; of wall time")
+        for name, text in SPANS.items()
+    },
+}
+
+_LEARNING: Mapping[str, Metric] = {
+    "trainer/loss": Metric("1", "the loss of the optimizer batch, aggregated as configured"),
+    "trainer/gradient_norm": Metric("1", "global gradient norm before clipping"),
+    "trainer/learning_rate": Metric("1", "learning rate of this step"),
+    "trainer/skipped_steps": Metric("steps", "updates left out because a gradient was not finite"),
+    "trainer/step_seconds": Metric("seconds", "wall time from the last step's end to this one's"),
+    "trainer/tokens_per_second": Metric(
+        "tokens/s", "tokens packed into the batch over the time of train_step"
+    ),
+    "trainer/samples_per_second": Metric("rollouts/s", "rollouts trained on over wall time"),
+    "trainer/flops_share": Metric("share", "model FLOPs of train_step over the measured peak"),
+    "policy/entropy_nats": Metric("nats", "exact entropy of the policy, mean over loss tokens"),
+    "policy/surprisal_nats": Metric("nats", "minus logprob of the sampled token, mean"),
+    "policy/kl_to_behaviour_nats": Metric("nats", "KL(behaviour, current), k1 estimate, mean"),
+    "policy/kl_to_behaviour_k3_nats": Metric("nats", "KL(behaviour, current), k3 estimate, mean"),
+    "policy/kl_to_reference_nats": Metric("nats", "KL(current, reference), k3 estimate, mean"),
+    "policy/logprob_gap_at_lag_zero_nats": Metric(
+        "nats", "|trainer - generator| logprob of tokens sampled by the weights in training"
+    ),
+    "importance/ratio_mean": Metric("1", "raw importance ratio, mean over loss tokens"),
+    "importance/ratio_max": Metric("1", "raw importance ratio, maximum"),
+    "importance/ess_raw_share": Metric("share", "effective sample size of the raw ratios"),
+    "importance/ess_clamped_share": Metric("share", "effective sample size of the bounded ratios"),
+    "importance/clip_share": Metric("share", "loss tokens at which the ratio's bound took hold"),
+    "importance/clip_positive_share": Metric("share", "the same among tokens of advantage > 0"),
+    "importance/clip_negative_share": Metric("share", "the same among tokens of advantage < 0"),
+    "lag/mean_steps": Metric("steps", "optimizer steps behind, mean over loss tokens"),
+    "lag/max_steps": Metric("steps", "optimizer steps behind, maximum over loss tokens"),
+    "lag/zero_share": Metric("share", "loss tokens sampled by the very weights in training"),
+}
+
+_ROLLOUTS: Mapping[str, Metric] = {
+    "reward/mean": Metric("1", "reward, mean over the rollouts that arrived"),
+    "reward/std": Metric("1", "reward, standard deviation"),
+    "reward/*_mean": Metric("1", "one component of the reward, or one task's, mean"),
+    "completion/mean_tokens": Metric("tokens", "length of a completion, mean"),
+    "completion/max_tokens": Metric("tokens", "length of a completion, maximum"),
+    "completion/truncated_share": Metric("share", "completions cut by a limit"),
+    "completion/mixed_version_share": Metric(
+        "share", "completions written by more than one weight version"
+    ),
+    "group/zero_variance_share": Metric("share", "groups whose rewards are all equal"),
+    "group/incomplete_groups": Metric("groups", "groups that lost a rollout"),
+    "group/empty_groups": Metric("groups", "groups that lost every rollout"),
+    "batch/rollouts": Metric("rollouts", "sequences in the optimizer batch"),
+    "batch/rows": Metric("rows", "packed rows that hold anything"),
+    "batch/tokens": Metric("tokens", "prompt and completion tokens packed"),
+    "batch/loss_tokens": Metric("tokens", "tokens that enter the loss"),
+    "batch/fill_share": Metric("share", "tokens over the room in the rows used"),
+    "drops/*_rollouts": Metric("rollouts", "rollouts not trained on, by reason"),
+    "drops/completion_tokens": Metric("tokens", "completion tokens generated but not trained on"),
+}
+
+_RUN: Mapping[str, Metric] = {
+    "generation/tokens_per_second": Metric("tokens/s", "completion tokens decoded over wall time"),
+    "generation/busy_slots_share": Metric("share", "slots that were decoding, mean over chunks"),
+    "generation/finished_rollouts": Metric("rollouts", "completions finished since the last line"),
+    "generation/cache_tokens": Metric("tokens", "length of the cache of one slot"),
+    "rollouts/in_flight_rollouts": Metric("rollouts", "completions being decoded"),
+    "rollouts/queued_groups": Metric("groups", "finished groups that wait for the trainer"),
+    "publication/version": Metric("steps", "newest weight version that is complete"),
+    "publication/inflight_updates": Metric("updates", "weight swaps with live slots, so far"),
+    "publication/transfer_seconds": Metric("seconds", "from dispatch to the complete copy"),
+    "data/too_long_prompts": Metric("prompts", "prompts dropped for their length, so far"),
+    "data/epoch": Metric("epochs", "passes over the data begun"),
+    "evaluation/accuracy_share": Metric("share", "evaluation prompts answered right, greedy"),
+    "evaluation/truncated_share": Metric("share", "evaluation completions cut by a limit"),
+    "evaluation/mean_tokens": Metric("tokens", "length of an evaluation completion, mean"),
+    "run/samples": Metric("rollouts", "rollouts trained on, so far"),
+    "run/train_seconds": Metric("seconds", "wall time since training began"),
+    "host/memory_bytes": Metric("bytes", "resident memory of this process"),
+}
+
+# `*` in a name stands for a part that a run brings with it: a reward, a task, a reason.
+METRICS: Mapping[str, Metric] = {**_LEARNING, **_ROLLOUTS, **_RUN, **_SPAN_METRICS}
+
+
+@functools.lru_cache(maxsize=4096)
+def find_metric(name: str) -> Metric | None:
+    """The declaration that covers a name, exact ones first; None when there is none."""
+    if name in METRICS and "*" not in name:
+        return METRICS[name]
+    for pattern, metric in METRICS.items():
+        if "*" in pattern and fnmatch.fnmatchcase(name, pattern):
+            return metric
+    return None
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raises ValueError when a metric is not declared, naming each and the likeliest meant."""
+    problems = []
+    for name in names:
+        if find_metric(name) is None:
+            near = difflib.get_close_matches(name, METRICS, n=1)
+            hint = f"did you mean {near[0]}?" if near else "declare it in telemetry/schema.py"
+            problems.append(f"metric {name} is not declared; {hint}")
+    if problems:
+        raise ValueError("\n".join(problems))

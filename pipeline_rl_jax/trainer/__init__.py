@@ -1,0 +1,1 @@
+"""The optimizer side: a train state and one compiled, sharded step."""

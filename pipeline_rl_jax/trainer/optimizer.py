@@ -1,0 +1,60 @@
+"""AdamW as the settings ask for it.
+
+Owns the learning-rate schedule, the clip by global norm and which weights decay. When an update is
+skipped is decided in `step.py`.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from pipeline_rl_jax.settings import TrainerSettings
+
+
+def build_optimizer(settings: TrainerSettings, *, num_steps: int) -> optax.GradientTransformation:
+    """Clip by global norm, Adam moments, decoupled weight decay, learning rate; in this order.
+
+    The decay (AdamW, arXiv 1711.05101) is `-learning_rate · weight_decay · w`, on matrices and
+    embeddings only: norms and biases do not decay. `num_steps` is where the schedule ends.
+    """
+    return optax.chain(
+        optax.clip_by_global_norm(settings.max_gradient_norm),
+        optax.scale_by_adam(b1=settings.beta1, b2=settings.beta2, eps=settings.epsilon),
+        optax.add_decayed_weights(settings.weight_decay, mask=decayed),
+        optax.scale_by_learning_rate(learning_rate_schedule(settings, num_steps=num_steps)),
+    )
+
+
+def learning_rate_schedule(settings: TrainerSettings, *, num_steps: int) -> optax.Schedule:
+    """Learning rate of the update that follows `count` earlier ones.
+
+    Warm-up: the peak times `(count + 1) / warmup_steps`, so that the first update is not lost on a
+    rate of 0. Then `constant`, or `linear` or `cosine` from the peak at the first step after
+    the warm-up towards 0 at `count = num_steps`.
+    """
+    peak, warmup = settings.learning_rate, settings.warmup_steps
+    decay_steps = max(1, num_steps - warmup)
+
+    def schedule(count: jax.typing.ArrayLike) -> jax.Array:
+        count = jnp.asarray(count, jnp.float32)
+        progress = jnp.clip((count - warmup) / decay_steps, 0.0, 1.0)
+        decayed_share = {
+            "constant": jnp.ones_like(progress),
+            "linear": 1.0 - progress,
+            "cosine": 0.5 * (1.0 + jnp.cos(jnp.pi * progress)),
+        }[settings.learning_rate_schedule]
+        warmed_share = jnp.minimum(1.0, (count + 1.0) / max(1, warmup))
+        return peak * warmed_share * decayed_share
+
+    return schedule
+
+
+def decayed(params: optax.Params) -> optax.Params:
+    """The parameter tree with True where weight decay applies."""
+
+    def decays(path, _) -> bool:
+        return not path[-1].key.endswith(("_norm", "_bias"))
+
+    return jax.tree_util.tree_map_with_path(decays, params)

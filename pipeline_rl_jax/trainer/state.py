@@ -1,0 +1,90 @@
+"""What an optimizer step reads and writes.
+
+Owns `TrainState`, how it lies on the trainer mesh and how it starts. Saving it is in
+`checkpointing/`, changing it in `step.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from pipeline_rl_jax.meshes import replicated
+from pipeline_rl_jax.models.config import ModelConfig
+from pipeline_rl_jax.models.partition import param_shardings
+from pipeline_rl_jax.models.transformer import abstract_params
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainState:
+    """Everything training needs to go on, all on the trainer mesh."""
+
+    params: dict  # nested as `models.transformer.abstract_params`, in model.param_dtype
+    opt_state: optax.OptState
+    step: jax.Array  # [] int32, optimizer steps taken: the weight version of `params`
+    skipped_steps: jax.Array  # [] int32, steps whose update was not finite and left out
+
+
+def create_state(
+    params: dict, optimizer: optax.GradientTransformation, *, config: ModelConfig, mesh: Mesh
+) -> TrainState:
+    """The state before the first step; moments are made on the mesh, sharded like `params`.
+
+    Takes `params` over: they lie on the mesh as `param_shardings` has them, and their buffers are
+    given up at the first step.
+    """
+    shardings = state_shardings(optimizer, config=config, mesh=mesh)
+
+    opt_state = jax.jit(optimizer.init, out_shardings=shardings.opt_state)(params)
+    return TrainState(
+        params=params,
+        opt_state=opt_state,
+        step=jax.device_put(np.int32(0), shardings.step),
+        skipped_steps=jax.device_put(np.int32(0), shardings.skipped_steps),
+    )
+
+
+def abstract_state(
+    optimizer: optax.GradientTransformation,
+    *,
+    config: ModelConfig,
+    mesh: Mesh,
+    param_dtype: str = "float32",
+) -> TrainState:
+    """A `TrainState` of `jax.ShapeDtypeStruct` with shardings: what to restore into."""
+    params = abstract_params(config, param_dtype)
+    scalar = jax.ShapeDtypeStruct((), jnp.int32)
+    state = TrainState(
+        params=params,
+        opt_state=jax.eval_shape(optimizer.init, params),
+        step=scalar,
+        skipped_steps=scalar,
+    )
+    shardings = state_shardings(optimizer, config=config, mesh=mesh)
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        state,
+        shardings,
+    )
+
+
+def state_shardings(
+    optimizer: optax.GradientTransformation, *, config: ModelConfig, mesh: Mesh
+) -> TrainState:
+    """A `TrainState` of shardings: moments lie like the weights they belong to."""
+    params = param_shardings(config, mesh)
+    everywhere = replicated(mesh)
+    opt_state = optax.tree_utils.tree_map_params(
+        optimizer,
+        lambda _, sharding: sharding,
+        jax.eval_shape(optimizer.init, abstract_params(config)),
+        params,
+        transform_non_params=lambda _: everywhere,
+    )
+    return TrainState(params=params, opt_state=opt_state, step=everywhere, skipped_steps=everywhere)

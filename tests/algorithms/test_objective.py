@@ -1,0 +1,236 @@
+"""The chosen loss over a whole batch: published formulas, and one gradient however it is split."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pipeline_rl_jax.algorithms.advantages import compute_advantages
+from pipeline_rl_jax.algorithms.aggregation import loss_weights
+from pipeline_rl_jax.algorithms.kl import kl_estimates
+from pipeline_rl_jax.algorithms.objective import policy_loss
+from pipeline_rl_jax.algorithms.packing import TrainingSequence, pack
+from pipeline_rl_jax.algorithms.values import value_loss
+from tests.fakes.rollouts import (
+    VOCABULARY_SIZE,
+    bigram_logprobs,
+    make_completion,
+    make_group,
+    make_prompt,
+    rows_of,
+)
+from tests.fakes.settings import make_algorithm_settings
+
+TABLE, REFERENCE = (
+    np.random.default_rng(0).normal(size=(2, VOCABULARY_SIZE, VOCABULARY_SIZE)).astype(np.float32)
+)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def weights_of(settings, batch):
+    return loss_weights(
+        batch.loss_mask,
+        batch.sequence_index,
+        num_sequences=batch.num_sequences,
+        mode=settings.aggregation,
+        constant=settings.aggregation_constant,
+    )
+
+
+# --- The published objectives, written out over rollouts ---
+
+LOGPROBS = [np.array([-1.0, -2.0]), np.array([-0.5, -3.0, -1.5])]  # current
+BEHAVIOUR = [np.array([-1.5, -2.0]), np.array([-0.4, -1.0, -1.4])]
+REWARDS = np.array([1.0, 0.0])
+DIFFERENCE = REWARDS - 0.5
+NORMALISED = DIFFERENCE / 0.5
+
+
+def clipped_terms(advantages, *, low, high):
+    """−min(r·A, clip(r)·A) of each token of each rollout."""
+    terms = []
+    for current, behaviour, advantage in zip(LOGPROBS, BEHAVIOUR, advantages, strict=True):
+        ratios = np.exp(current - behaviour)
+        bounded = np.clip(ratios, 1 - low, 1 + high)
+        terms.append(-np.minimum(ratios * advantage, bounded * advantage))
+    return terms
+
+
+def expected_pipelinerl():
+    terms = [
+        -np.minimum(1.2, np.exp(c - b)) * a * c
+        for c, b, a in zip(LOGPROBS, BEHAVIOUR, DIFFERENCE, strict=True)
+    ]
+    return sum(t.sum() for t in terms) / 2
+
+
+def expected_grpo():
+    return np.mean([t.mean() for t in clipped_terms(NORMALISED, low=0.2, high=0.2)])
+
+
+def expected_dr_grpo():
+    return sum(t.sum() for t in clipped_terms(DIFFERENCE, low=0.2, high=0.2)) / (2 * 8)
+
+
+def expected_dapo():
+    return np.concatenate(clipped_terms(NORMALISED, low=0.2, high=0.28)).mean()
+
+
+def expected_gspo():
+    ratios = [np.exp(np.mean(c - b)) for c, b in zip(LOGPROBS, BEHAVIOUR, strict=True)]
+    bounded = np.clip(ratios, 1 - 0.1, 1 + 0.2)
+    return np.mean(-np.minimum(ratios * NORMALISED, bounded * NORMALISED))
+
+
+PPO = {"loss": "ppo", "normalise_std": True}
+PUBLISHED = {
+    "pipelinerl": (expected_pipelinerl, {"importance_clamp": 1.2}),
+    "grpo": (expected_grpo, PPO | {"aggregation": "sequence_mean"}),
+    "dr_grpo": (
+        expected_dr_grpo,
+        {"loss": "ppo", "aggregation": "constant", "aggregation_constant": 8.0},
+    ),
+    "dapo": (expected_dapo, PPO | {"aggregation": "token_mean", "clip_high": 0.28}),
+    "gspo": (
+        expected_gspo,
+        PPO | {"loss": "gspo", "aggregation": "sequence_mean", "clip_low": 0.1},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_objectives(name):
+    expected, changes = PUBLISHED[name]
+    settings = make_algorithm_settings(**changes)
+    advantages = compute_advantages(
+        settings, rewards=REWARDS, group_index=np.zeros(2, int), valid=np.ones(2, bool)
+    )
+    completions = [
+        make_completion(make_prompt(), range(len(b)), sample_index=i, logprobs=b)
+        for i, b in enumerate(BEHAVIOUR)
+    ]
+    sequences = [
+        TrainingSequence(completion=c, advantages=float(a), returns=0.0)
+        for c, a in zip(completions, advantages, strict=True)
+    ]
+    batch = pack(sequences, tokens_per_row=12, rows_per_micro_batch=1)
+    current = np.full((1, 12), np.nan, np.float32)  # what nobody may read
+    current[0, np.flatnonzero(batch.loss_mask)] = np.concatenate([LOGPROBS[1], LOGPROBS[0]])
+
+    @jax.jit
+    def loss_of(current, batch):
+        loss, _ = policy_loss(settings, current_logprobs=current, batch=batch)
+        return jnp.sum(weights_of(settings, batch) * loss)
+
+    np.testing.assert_allclose(loss_of(current, batch), expected(), rtol=1e-5)
+
+
+# --- One gradient, packed or not, split or not ---
+
+
+def make_sequences():
+    """Eleven rollouts of unequal length, one of them empty, away from the policy in training."""
+    groups = [
+        make_group(0, [1.0, 0.0, 0.0], num_tokens=[3, 5, 2]),
+        make_group(1, [1.0, 1.0], num_tokens=[6, 1]),
+        make_group(2, [0.0, 0.3, 1.0, 0.2, 0.9, 0.1], num_tokens=[4, 0, 2, 7, 3, 5]),
+    ]
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    return [
+        TrainingSequence(
+            completion=rollout.completion, advantages=0.7 - index % 3, returns=rollout.reward
+        )
+        for index, rollout in enumerate(rollouts)
+    ]
+
+
+def whole_loss(settings, parameters, batch, weights):
+    """Policy, value, entropy and reference KL terms of some rows of a batch."""
+    table, value_table = parameters
+    mask = jnp.asarray(batch.loss_mask)
+    current = bigram_logprobs(table, batch)
+    probabilities = jax.nn.softmax(table)
+    entropies = -jnp.sum(probabilities * jnp.log(probabilities), axis=1)[batch.token_ids]
+    loss, _ = policy_loss(settings, current_logprobs=current, batch=batch, entropies=entropies)
+    loss += 0.1 * value_loss(value_table[batch.token_ids], jnp.asarray(batch.returns), mask)
+    reference = bigram_logprobs(REFERENCE, batch)
+    loss += 0.05 * kl_estimates(current, reference, mask, estimator="k3")
+    return jnp.sum(weights * loss)
+
+
+def one_rollout_a_row(sequences, tokens_per_row):
+    """The same batch without packing: every rollout in a row of its own."""
+    rows = [pack([s], tokens_per_row=tokens_per_row, rows_per_micro_batch=1) for s in sequences]
+    batch = jax.tree.map(lambda *x: np.concatenate(x) if np.ndim(x[0]) else x[0], *rows)
+    index = np.arange(len(rows), dtype=np.int32)[:, None]
+    return dataclasses.replace(
+        batch,
+        sequence_index=np.where(batch.sequence_index < 0, -1, index),
+        num_sequences=np.int32(len(rows)),
+    )
+
+
+COMBINATIONS = [
+    make_algorithm_settings(entropy_coefficient=0.01, **changes)
+    for changes in (
+        {"loss": "is_reinforce", "aggregation": "sequence_sum", "importance_clamp": 1.5},
+        {"loss": "ppo", "aggregation": "token_mean"},
+        {"loss": "cispo", "aggregation": "constant", "aggregation_constant": 7.0},
+        {"loss": "gspo", "aggregation": "sequence_mean"},
+    )
+]
+
+
+@jax.jit
+@jax.jacrev
+def gradients_of(parameters, batch, weights):
+    """Gradient of every combination's loss over some rows, stacked along the first axis."""
+    pairs = zip(COMBINATIONS, weights, strict=True)
+    return jnp.stack([whole_loss(settings, parameters, batch, w) for settings, w in pairs])
+
+
+def accumulated_gradients(batch, num_parts):
+    parameters = (TABLE, np.linspace(-1.0, 1.0, VOCABULARY_SIZE, dtype=np.float32))
+    weights = np.stack([weights_of(settings, batch) for settings in COMBINATIONS])
+    size = batch.token_ids.shape[0] // num_parts
+    parts = [
+        gradients_of(parameters, rows_of(batch, start, start + size), weights[:, start:][:, :size])
+        for start in range(0, batch.token_ids.shape[0], size)
+    ]
+    return [np.sum(leaves, axis=0) for leaves in zip(*map(jax.device_get, parts), strict=True)]
+
+
+def test_one_gradient_whatever_the_packing_and_the_split():
+    packed = pack(make_sequences(), tokens_per_row=18, rows_per_micro_batch=1)
+    assert packed.token_ids.shape == (4, 18)
+    assert packed.segment_ids.max() > 2
+    unpacked = one_rollout_a_row(make_sequences(), 18)
+    assert unpacked.token_ids.shape == (11, 18)
+    whole = accumulated_gradients(packed, 1)
+    for batch, num_parts in ((packed, 2), (packed, 4), (unpacked, 11)):
+        for gradient, expected in zip(accumulated_gradients(batch, num_parts), whole, strict=True):
+            np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-6)
+    for gradient in whole:  # each loss has one, and no two are the same
+        assert (np.abs(gradient).max(axis=tuple(range(1, gradient.ndim))) > 1e-3).all()
+    policy = whole[0].reshape(len(COMBINATIONS), -1)
+    assert np.linalg.matrix_rank(policy) == len(COMBINATIONS)
+
+
+def test_entropy_is_reported_and_its_bonus_needs_it():
+    batch = pack(make_sequences()[:1], tokens_per_row=5, rows_per_micro_batch=1)
+    current, entropies = np.full((2, 1, 5), [[[-1.0]], [[2.0]]], np.float32)
+    plain, bonus = make_algorithm_settings(), make_algorithm_settings(entropy_coefficient=0.5)
+
+    @jax.jit
+    def both(batch, current, entropies):
+        rest = {"current_logprobs": current, "batch": batch, "entropies": entropies}
+        return policy_loss(plain, **rest), policy_loss(bonus, **rest)
+
+    (loss, statistics), (with_bonus, _) = jax.device_get(both(batch, current, entropies))
+    np.testing.assert_array_equal(statistics["entropy"], [[0, 0, 2, 2, 2]])
+    np.testing.assert_allclose(with_bonus - loss, [[0, 0, -1, -1, -1]], rtol=1e-6)
+    with pytest.raises(ValueError, match="entropy_coefficient"):
+        jax.jit(lambda: policy_loss(bonus, current_logprobs=jnp.asarray(current), batch=batch))()

@@ -1,0 +1,14 @@
+"""Eight CPU devices for every test, set before JAX starts.
+
+`JAX_PLATFORMS=cuda pytest -m gpu` runs the tests that need an accelerator on one.
+"""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# No test may look for a model or a data set on a hub.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import jax
+
+jax.config.update("jax_num_cpu_devices", 8)

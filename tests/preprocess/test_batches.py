@@ -1,0 +1,128 @@
+import dataclasses
+
+import numpy as np
+import pytest
+
+from pipeline_rl_jax.preprocess.batches import DropReason, assemble
+from pipeline_rl_jax.records import Group, StopReason
+from tests.fakes.rollouts import make_group, make_prompt
+from tests.fakes.settings import make_settings
+
+ROWS = {"tokens_per_row": 12, "rows_per_micro_batch": 2}
+
+
+def with_stop_reasons(group, *stop_reasons):
+    rollouts = [
+        dataclasses.replace(r, completion=dataclasses.replace(r.completion, stop_reason=reason))
+        for r, reason in zip(group.rollouts, stop_reasons, strict=True)
+    ]
+    return dataclasses.replace(group, rollouts=tuple(rollouts))
+
+
+def advantages_by_sequence(batch):
+    """The one advantage each rollout of the batch has at its completion tokens."""
+    values = []
+    for index in range(int(batch.num_sequences)):
+        (value,) = np.unique(batch.advantages[batch.loss_mask & (batch.sequence_index == index)])
+        values.append(float(value))
+    return values
+
+
+def test_groups_of_unequal_size_become_one_batch():
+    groups = [make_group(0, [1.0, 0.0]), make_group(1, [1.0, 1.0, 0.0, 0.0]), make_group(2, [1.0])]
+    result = assemble(groups, make_settings(trainer=ROWS))
+    np.testing.assert_allclose(
+        advantages_by_sequence(result.batch), [0.5, -0.5, 0.5, 0.5, -0.5, -0.5, 0.0]
+    )
+    assert result.num_kept == result.batch.num_sequences == 7
+    assert not any(result.num_dropped.values())
+    # Seven rollouts of 2 + 3 tokens, two to a row of 12.
+    assert int(result.batch.num_rows) == 4
+    assert result.batch.token_ids.shape == (4, 12)
+    np.testing.assert_array_equal(
+        result.batch.returns[result.batch.sequence_index == 0], [0, 0, 1, 1, 1]
+    )
+
+
+def test_every_reason_is_counted_once_and_enters_no_baseline():
+    stop = StopReason
+    groups = [
+        # 0.25 and 0.75 alone make the baseline: a NaN, a cancelled and a masked member do not.
+        with_stop_reasons(
+            make_group(0, [0.25, np.nan, 50.0, 0.75, -9.0, np.inf]),
+            *(stop.EOS, stop.EOS, stop.CANCELLED, stop.STOP_STRING),
+            *(stop.MAX_NEW_TOKENS, stop.CONTEXT_LIMIT),
+        ),
+        make_group(1, [1.0, 1.0, 1.0 + 1e-9]),
+    ]
+    settings = make_settings(trainer=ROWS, algorithm={"truncated": "mask", "zero_variance": "drop"})
+    result = assemble(groups, settings)
+    np.testing.assert_allclose(advantages_by_sequence(result.batch), [-0.25, 0.25])
+    assert result.num_dropped == {
+        DropReason.CANCELLED: 1,
+        DropReason.NON_FINITE_REWARD: 2,
+        DropReason.TRUNCATED: 1,
+        DropReason.ZERO_VARIANCE: 3,
+    }
+    assert result.num_kept == 2
+    assert result.statistics["drops/non_finite_reward_rollouts"] == 2
+    assert result.statistics["drops/zero_variance_rollouts"] == 3
+    assert result.statistics["drops/completion_tokens"] == 7 * 3
+    assert result.statistics["batch/rollouts"] == 2
+    assert np.isfinite(result.batch.advantages).all()
+    assert np.isfinite(result.batch.returns).all()
+
+
+def test_truncated_and_zero_variance_rollouts_are_kept_by_default():
+    groups = [
+        with_stop_reasons(make_group(0, [1.0, 0.0]), StopReason.EOS, StopReason.MAX_NEW_TOKENS),
+        make_group(1, [1.0, 1.0]),
+    ]
+    result = assemble(groups, make_settings(trainer=ROWS))
+    np.testing.assert_allclose(advantages_by_sequence(result.batch), [0.5, -0.5, 0, 0])
+    assert result.statistics["group/zero_variance_share"] == 0.5
+    assert result.statistics["drops/zero_variance_rollouts"] == 0
+
+
+def test_masked_members_can_leave_a_group_without_variance():
+    group = with_stop_reasons(
+        make_group(0, [1.0, 1.0, 0.0]), StopReason.EOS, StopReason.EOS, StopReason.MAX_NEW_TOKENS
+    )
+    settings = make_settings(trainer=ROWS, algorithm={"truncated": "mask", "normalise_std": True})
+    result = assemble([group], settings)
+    assert advantages_by_sequence(result.batch) == [0.0, 0.0]
+    assert result.statistics["group/zero_variance_share"] == 1.0
+
+
+def test_dropped_groups_are_no_part_of_the_batch_baseline():
+    groups = [make_group(0, [1.0, 0.0]), make_group(1, [1.0, 1.0])]
+    algorithm = {"baseline": "batch_mean", "zero_variance": "drop"}
+    dropped = assemble(groups, make_settings(trainer=ROWS, algorithm=algorithm))
+    np.testing.assert_allclose(advantages_by_sequence(dropped.batch), [0.5, -0.5])
+    algorithm["zero_variance"] = "keep"
+    kept = assemble(groups, make_settings(trainer=ROWS, algorithm=algorithm))
+    np.testing.assert_allclose(advantages_by_sequence(kept.batch), [0.25, -0.75, 0.25, 0.25])
+
+
+def test_nothing_left_gives_no_batch_but_an_account():
+    settings = make_settings(trainer=ROWS, algorithm={"zero_variance": "drop"})
+    result = assemble([make_group(0, [1.0, 1.0])], settings)
+    assert (result.batch, result.num_kept) == (None, 0)
+    assert result.num_dropped[DropReason.ZERO_VARIANCE] == 2
+    assert result.statistics["batch/rollouts"] == 0
+    assert result.statistics["reward/mean"] == 1.0
+    empty = assemble([Group(prompt=make_prompt(), rollouts=())], settings)
+    assert empty.batch is None
+    assert empty.statistics["group/empty_groups"] == 1
+
+
+def test_a_rollout_that_fits_no_row_names_the_setting():
+    with pytest.raises(ValueError, match=r"trainer\.tokens_per_row \(12\)"):
+        assemble([make_group(0, [1.0, 0.0], num_tokens=[3, 11])], make_settings(trainer=ROWS))
+
+
+def test_an_empty_completion_counts_without_being_trained_on():
+    result = assemble([make_group(0, [1.0, 0.0], num_tokens=[0, 3])], make_settings(trainer=ROWS))
+    assert result.num_kept == 2
+    np.testing.assert_array_equal(np.unique(result.batch.advantages), [-0.5, 0.0])
+    assert result.batch.loss_mask.sum() == 3
