@@ -121,6 +121,7 @@ def _generation() -> ConfigDict:
             "prefill_buckets": (64, 128, 256, 512, 1024),  # padded prompt lengths, one compile each
             "prompts_per_prefill": 8,  # rows of one prefill call
             "min_cache_tokens": 64,  # the cache grows by doubling from here as sequences grow
+            "kv_policy": "keep",  # [P] at an in-flight update: keep | recompute the KV cache
             "temperature": 1.0,  # [repo]; 0 = greedy
             "top_k": 0,  # 0 = off
             "top_p": 1.0,  # 1 = off

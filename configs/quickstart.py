@@ -1,4 +1,4 @@
-"""SmolLM2-135M learns one-digit sums on the CPU, weights flowing into the decode loop in flight.
+"""SmolLM2-135M learns to add on the CPU, weights flowing into the decode loop in flight.
 
     python launch/train.py --config=configs/quickstart.py --workdir=runs/quickstart
 
@@ -18,7 +18,7 @@ def get_config() -> ConfigDict:
     config.meshes.virtual_devices = 2
     config.meshes.trainer_devices = (0,)
     config.meshes.generation_devices = (1,)
-    config.data.arithmetic.max_operand = 9
+    config.data.arithmetic.max_operand = 12
     config.generation.slots = 32
     config.generation.tokens_per_chunk = 2
     config.generation.max_prompt_tokens = 24
@@ -36,7 +36,7 @@ def get_config() -> ConfigDict:
     config.trainer.rows_per_micro_batch = 4
     config.trainer.learning_rate = 1e-5
     config.trainer.max_gradient_norm = 1.0
-    config.schedule.num_steps = 8
+    config.schedule.num_steps = 10
     config.schedule.max_lag = 2
     config.checkpointing.every_steps = 0
     return config

@@ -36,15 +36,15 @@ def define_config() -> flags.FlagHolder[Any]:
     )
 
 
-def run_main(main: Callable[[], None]) -> NoReturn:
+def run_main(main: Callable[[], int | None]) -> NoReturn:
     """Parses `sys.argv` into the flags that are defined, runs `main`, and exits.
 
-    Exit codes: 0 when `main` returns, 2 for a `SettingsError`, 130 for Ctrl-C, and Python's own 1
-    with a traceback for everything else.
+    Exit codes: what `main` returns (None is 0), 2 for a `SettingsError`, 130 for Ctrl-C, and
+    Python's own 1 with a traceback for everything else.
     """
     try:
         read_flags(sys.argv)
-        main()
+        exit_code = main()
     except SettingsError as error:
         for problem in error.problems:
             print(f"error: {problem}", file=sys.stderr)
@@ -52,7 +52,7 @@ def run_main(main: Callable[[], None]) -> NoReturn:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(_INTERRUPTED_EXIT_CODE)
-    sys.exit(0)
+    sys.exit(exit_code)
 
 
 def required(flag: flags.FlagHolder[_Value | None], *, example: str) -> _Value:

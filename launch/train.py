@@ -22,7 +22,7 @@ _WORKDIR = flags.DEFINE_string(
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print the plan of the run and do nothing.")
 
 
-def main() -> None:
+def main() -> int:
     settings = parse_settings(required(_CONFIG, example="configs/quickstart.py"))
     workdir = None
     if not _DRY_RUN.value:
@@ -35,8 +35,8 @@ def main() -> None:
     start_devices(settings)
     if workdir is None:
         print(build.describe(settings))
-    else:
-        build.run(settings, workdir=workdir)
+        return 0
+    return build.run(settings, workdir=workdir)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def configure_virtual_devices(num_devices: int) -> None:
     Must run before anything asks JAX for a device. Raises ValueError when it is too late for that
     and the process has another number of devices.
     """
-    if num_devices == 0 or jax.config.jax_num_cpu_devices == num_devices:
+    if num_devices == 0 or jax.config.values["jax_num_cpu_devices"] == num_devices:
         return
     try:
         jax.config.update("jax_num_cpu_devices", num_devices)

@@ -118,6 +118,7 @@ class GenerationSettings:
     prefill_buckets: tuple[int, ...]
     prompts_per_prefill: int
     min_cache_tokens: int
+    kv_policy: Literal["keep", "recompute"]
     temperature: float
     top_k: int
     top_p: float

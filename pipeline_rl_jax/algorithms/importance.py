@@ -86,4 +86,5 @@ def effective_sample_share(
     """
     denominator = count * weight_square_sum
     safe = jnp.where(denominator > 0, denominator, 1.0)
-    return jnp.where(denominator > 0, jnp.square(weight_sum) / safe, 0.0)
+    share = jnp.where(denominator > 0, jnp.square(weight_sum) / safe, 0.0)
+    return jnp.minimum(share, 1.0)  # rounding may go beyond

@@ -20,6 +20,7 @@ from pipeline_rl_jax.generation.engine import DecodeState, Engine, ResultTokens,
 from pipeline_rl_jax.generation.stopping import StopRules, StopStringWatcher
 from pipeline_rl_jax.records import Completion, Prompt, StopReason
 from pipeline_rl_jax.settings import GenerationSettings
+from pipeline_rl_jax.telemetry.spans import span
 
 
 class VersionedParams(Protocol):
@@ -136,13 +137,16 @@ class ContinuousBatcher:
 
         Blocks until the chunk is on the host.
         """
-        self._count_update(weights.version)
+        if self._count_update(weights.version) and self._settings.kv_policy == "recompute":
+            self.recompute(weights)
         self._fill_slots(weights.params)
         if not any(self._slots):
             return []
         self._reserve_cache()
-        self._state, result = self._engine.generate(weights.params, self._state)
-        return self._harvest(result.fetch(), weights.version)
+        with span("decode_chunk"):
+            self._state, result = self._engine.generate(weights.params, self._state)
+            result = result.fetch()
+        return self._harvest(result, weights.version)
 
     def cancel_all(self) -> list[Completion]:
         """Frees every slot and forgets every sample; returns them as far as they got."""
@@ -163,12 +167,14 @@ class ContinuousBatcher:
         live = [slot for slot, sample in enumerate(self._slots) if sample is not None]
         self._insert(live, weights.params)
 
-    def _count_update(self, version: int) -> None:
-        if self._last_version not in (None, version):
-            self.counts.version_changes += 1
-            half_written = any(s is not None and s.token_ids for s in self._slots)
-            self.counts.inflight_updates += int(half_written)
+    def _count_update(self, version: int) -> bool:
+        """True when these weights are new to at least one half-written sample."""
+        changed = self._last_version not in (None, version)
+        in_flight = changed and any(s is not None and s.token_ids for s in self._slots)
+        self.counts.version_changes += int(changed)
+        self.counts.inflight_updates += int(in_flight)
         self._last_version = version
+        return in_flight
 
     def _fill_slots(self, params: Any) -> None:
         filled = []
@@ -220,8 +226,10 @@ class ContinuousBatcher:
             requests += [self._request(slot, row) for slot in group]
         self.counts.prefilled_tokens += int(lengths.sum())
         self._grow_cache(int(lengths.max()))
-        prefix = self._engine.prefill(params=params, padded_tokens=tokens, true_lengths=lengths)
-        self._state = self._engine.bulk_insert(prefix, self._state, requests)
+        with span("prefill"):
+            prefix = self._engine.prefill(params=params, padded_tokens=tokens, true_lengths=lengths)
+        with span("insert"):
+            self._state = self._engine.bulk_insert(prefix, self._state, requests)
 
     def _request(self, slot: int, row: int) -> SlotRequest:
         sample = self._slot(slot)

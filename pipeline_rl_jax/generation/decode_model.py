@@ -27,19 +27,20 @@ FUSED = {"qkv": ("query", "key", "value"), "gate_up": ("gate", "up")}
 
 
 def engine_params(
-    params: Mapping[str, object], config: ModelConfig, *, fused: bool
+    params: Mapping[str, object], config: ModelConfig, *, fused: bool, matrix_dtype: str
 ) -> EngineParams:
     """Trainer layout (stacked, `[in, out]`) → engine layout. Pure; runs under jit.
 
-    With `fused`, projections of the same input are one matrix. Not for a mesh that splits `tensor`,
-    where the parts of a fused matrix would have to be sorted back to their heads.
+    Matrices take `matrix_dtype`, all else stays. With `fused`, projections of the same input are
+    one matrix. Not for a mesh that splits `tensor`, where the parts of a fused matrix would have to
+    be sorted back to their heads.
     """
     stacked = params["layers"]
     assert isinstance(stacked, Mapping)
 
     def layer(index: int) -> dict[str, jax.Array]:
         weights = {
-            name: value[index].T if name in MATRICES else value[index]
+            name: value[index].T.astype(matrix_dtype) if name in MATRICES else value[index]
             for name, value in stacked.items()
         }
         if not fused:
@@ -51,7 +52,11 @@ def engine_params(
             weights["qkv_bias"] = jnp.concatenate(biases)
         return weights
 
-    top = {name: value for name, value in params.items() if name != "layers"}
+    top = {
+        name: value.astype(matrix_dtype) if name.endswith("embedding") else value
+        for name, value in params.items()
+        if name != "layers"
+    }
     return {**top, "layers": tuple(layer(i) for i in range(config.num_layers))}
 
 
@@ -129,8 +134,7 @@ def decode_forward(
         values.append(value_cache)
     hidden = rms_norm(hidden, _array(params, "final_norm"), epsilon=config.norm_epsilon)
     table = _array(params, "embedding" if config.tied_embeddings else "unembedding")
-    logits = jnp.einsum("bd,vd->bv", hidden, table, preferred_element_type=jnp.float32)
-    return logits, Cache(keys=tuple(keys), values=tuple(values))
+    return _product(hidden, table), Cache(keys=tuple(keys), values=tuple(values))
 
 
 def cache_attention(
@@ -186,9 +190,22 @@ def _finish_layer(
 
 def _dense(x: jax.Array, weights: Mapping[str, jax.Array], name: str) -> jax.Array:
     """`x·Wᵀ + b`, accumulated in float32, in x's dtype."""
-    y = jnp.einsum("...i,oi->...o", x, weights[name], preferred_element_type=jnp.float32)
+    y = _product(x, weights[name])
     bias = weights.get(f"{name}_bias")
     return (y if bias is None else y + bias.astype(jnp.float32)).astype(x.dtype)
+
+
+def _product(x: Float[Array, "... I"], weight: Float[Array, "O I"]) -> Float[Array, "... O"]:
+    """`x·Wᵀ` in float32. For a single token per slot it is computed as `(W·xᵀ)ᵀ`.
+
+    With few rows XLA's CPU product is up to 1.5 times as fast with the weight on the left; the
+    barrier keeps the compiler from swapping the sides back. Elsewhere nothing is lost by it.
+    """
+    if x.ndim > 2:
+        return jnp.einsum("...i,oi->...o", x, weight, preferred_element_type=jnp.float32)
+    x = x.astype(weight.dtype)
+    y = jnp.einsum("oi,bi->ob", weight, x, preferred_element_type=jnp.float32)
+    return jax.lax.optimization_barrier(y).T
 
 
 def _embed(params: EngineParams, token_ids: jax.Array, dtype: str) -> jax.Array:

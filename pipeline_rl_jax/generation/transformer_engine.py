@@ -77,7 +77,12 @@ class TransformerEngine:
         self._replicated = replicated
         shardings = state_sharding(mesh, config)
         self._state_sharding = shardings
-        self._prepare = functools.partial(engine_params, config=config, fused=self._fused)
+        self._prepare = functools.partial(
+            engine_params,
+            config=config,
+            fused=self._fused,
+            matrix_dtype=_matrix_dtype(settings.compute_dtype, mesh),
+        )
         self.param_shardings = engine_shardings(
             jax.eval_shape(self._prepare, abstract_params(config)), config, mesh
         )
@@ -225,6 +230,15 @@ class TransformerEngine:
         spec = PartitionSpec(None, *self._state_sharding.cache.keys[0].spec[1:])
         layers = (NamedSharding(self.mesh, spec),) * self.config.num_layers
         return Cache(keys=layers, values=layers)
+
+
+def _matrix_dtype(compute_dtype: str, mesh: Mesh) -> str:
+    """The dtype that matrices are held in. Values are those of `compute_dtype` either way.
+
+    A CPU has no bfloat16 arithmetic: it would widen every weight again at every step.
+    """
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
+    return "float32" if on_cpu else compute_dtype
 
 
 def _free(state: DecodeState, slot: jax.Array) -> DecodeState:

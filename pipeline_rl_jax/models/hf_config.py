@@ -227,7 +227,7 @@ def _number(raw: RawConfig, key: str, origin: str, *, default: float | None = No
     return float(value)
 
 
-def _value(raw: RawConfig, key: str, origin: str, default: float | None) -> Any:
+def _value(raw: RawConfig, key: str, origin: str, default: int | float | None) -> Any:
     value = raw.get(key)
     if value is None:
         value = default

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import math
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,23 +54,24 @@ def save_params(
     config: ModelConfig,
     *,
     directory: Path,
-    source_directory: Path | None = None,
+    sources: Sequence[Path] = (),
     weight_format: WeightFormat = WeightFormat(),
 ) -> None:
     """Writes `params` (fully addressable from this process) to `directory`.
 
-    One leaf at a time is fetched to the host. With `source_directory`, its tokenizer files,
-    generation_config.json and the remaining keys of its config.json are carried over; ValueError
-    when its config.json describes another model, or when `directory` holds something already.
+    One leaf at a time is fetched to the host. The `COMPANION_FILES` of all `sources` go along, a
+    later source's over an earlier one's; the first is where the model came from and also lends
+    what else its config.json says. ValueError when that describes another model, or when
+    `directory` holds something already.
     """
     raw = raw_config(config, dtype=weight_format.dtype)
-    if source_directory is not None:
-        raw = _merged_config(raw, config, source_directory)
+    if sources:
+        raw = _merged_config(raw, config, sources[0])
     with atomic_directory(directory) as partial:
         write_weights(partial, tensor_shapes(config), _host_tensors(params, config), weight_format)
         write_json(partial / "config.json", raw)
-        if source_directory is not None:
-            copy_companions(source_directory, partial)
+        for source in sources:
+            copy_companions(source, partial)
 
 
 def write_weights(

@@ -138,8 +138,10 @@ def _load_leaf(
     # Not `jax.make_array_from_callback`: it reads the shards of all devices before it moves one,
     # and reads a shard again for every device that holds a copy of it.
     devices_by_index: dict[tuple, list[jax.Device]] = {}
-    for device, index in sharding.addressable_devices_indices_map(leaf.shape).items():
-        bounds = tuple(axis.indices(size) for axis, size in zip(index, leaf.shape, strict=True))
+    indices = sharding.devices_indices_map(leaf.shape)
+    for device in sharding.addressable_devices:
+        axes = zip(indices[device], leaf.shape, strict=True)
+        bounds = tuple(axis.indices(size) for axis, size in axes)
         devices_by_index.setdefault(bounds, []).append(device)
     shards = []
     for bounds, devices in devices_by_index.items():

@@ -28,7 +28,7 @@ def resolve_source(source: str) -> Path:
     ValueError with one line when it is neither.
     """
     path = Path(source).expanduser()
-    if path.is_dir():
+    if source and path.is_dir():
         return path
     if path.is_file():
         raise ValueError(f"model.source ({source}) is a file; give the directory that holds it")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from pipeline_rl_jax.models.config import ModelConfig
 from pipeline_rl_jax.models.transformer import abstract_params
@@ -42,7 +42,7 @@ MESH_AXIS = {
 }
 
 
-def param_shardings(config: ModelConfig, mesh: Mesh) -> dict:
+def param_shardings(config: ModelConfig, mesh: Mesh | AbstractMesh) -> dict:
     """The parameter tree with a `NamedSharding` at every leaf.
 
     An axis whose logical name maps to a mesh axis the mesh lacks is replicated (the generation mesh
@@ -57,7 +57,7 @@ def param_shardings(config: ModelConfig, mesh: Mesh) -> dict:
     return jax.tree_util.tree_map_with_path(sharding, abstract_params(config))
 
 
-def check_divisible(config: ModelConfig, mesh: Mesh, *, section: str) -> None:
+def check_divisible(config: ModelConfig, mesh: Mesh | AbstractMesh, *, section: str) -> None:
     """Raises ValueError when a sharded width is no multiple of its mesh axis.
 
     `section` is the config path of the mesh's axis sizes, e.g. "meshes.trainer".
@@ -78,7 +78,7 @@ def check_divisible(config: ModelConfig, mesh: Mesh, *, section: str) -> None:
             )
 
 
-def mesh_axis(axis: str | None, config: ModelConfig, mesh: Mesh) -> str | None:
+def mesh_axis(axis: str | None, config: ModelConfig, mesh: Mesh | AbstractMesh) -> str | None:
     """The mesh axis a logical axis is split over, None where it is replicated."""
     name = MESH_AXIS.get(axis or "")
     if name is None or name not in mesh.shape:

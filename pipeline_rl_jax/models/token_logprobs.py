@@ -52,10 +52,11 @@ def token_logprobs(
 
     _, (logprobs, entropy) = jax.lax.scan(step, None, chunks)
     inverse = jnp.argsort(order, axis=1)
-    return tuple(
-        jnp.take_along_axis(_from_chunks(x)[:, :num_tokens], inverse, axis=1)
-        for x in (logprobs, entropy)
-    )
+
+    def in_place(chunked: jax.Array) -> jax.Array:
+        return jnp.take_along_axis(_from_chunks(chunked)[:, :num_tokens], inverse, axis=1)
+
+    return in_place(logprobs), in_place(entropy)
 
 
 def _score(

@@ -14,6 +14,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from pipeline_rl_jax.models.attention import segment_attention
@@ -32,7 +33,7 @@ Remat = Literal["none", "dots", "full"]
 class LayerStack(nnx.Module):
     """The weights of all layers, each with a leading axis L."""
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, dtype: jnp.dtype):
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, dtype: DTypeLike):
         num_layers, width, mlp_width = config.num_layers, config.width, config.mlp_width
         query_width = config.num_query_heads * config.head_width
         kv_width = config.num_kv_heads * config.head_width
@@ -79,8 +80,8 @@ class Transformer(nnx.Module):
         config: ModelConfig,
         *,
         rngs: nnx.Rngs,
-        param_dtype: jnp.dtype = jnp.float32,
-        compute_dtype: jnp.dtype = jnp.float32,
+        param_dtype: DTypeLike = jnp.float32,
+        compute_dtype: DTypeLike = jnp.float32,
         remat: Remat = "none",
         attention_block_tokens: int = 1024,
     ):

@@ -60,8 +60,7 @@ async def _prepare(flow: Flow, learner: Learner, batches: MemoryStream[TrainingB
 
 
 async def _train(flow: Flow, learner: Learner, batches: MemoryStream[TrainingBatch]) -> None:
-    """One optimizer step after the other; the weights leave after every n-th and the last."""
+    """One optimizer step after the other; the weights leave after every n-th."""
     while (batch := await batches.get(whom="rollouts")) is not None:
         version = batch.version + 1
-        is_last = version == flow.plan.num_steps
-        await learner.step(batch, publish=is_last or version % flow.plan.publish_every_steps == 0)
+        await learner.step(batch, publish=version % flow.plan.publish_every_steps == 0)

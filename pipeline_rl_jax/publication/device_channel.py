@@ -11,6 +11,7 @@ for the trainer gives its params up at the next step. Between processes, another
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import threading
 import time
@@ -18,10 +19,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from pipeline_rl_jax.publication.param_check import check_params
 from pipeline_rl_jax.publication.weight_store import WeightStore
+
+_log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.005
 _PATIENCE_SECONDS = 30.0  # after that a third version comes in: memory is not worth a stalled run
@@ -105,6 +109,11 @@ class DeviceChannel:
             patience_ends = time.monotonic() + _PATIENCE_SECONDS
             while not (self._closed or self._store.has_room()):
                 if time.monotonic() > patience_ends:
+                    _log.warning(
+                        "a version older than the visible one has been in use for %g s; a third "
+                        "set of weights comes in beside them",
+                        _PATIENCE_SECONDS,
+                    )
                     break
                 self._changed.wait(_POLL_SECONDS)
             parcel, self._waiting = self._waiting, None
@@ -136,7 +145,7 @@ def _staging_sharding(source: NamedSharding, target: NamedSharding) -> NamedShar
     `device_put` goes through the host."""
     axes = [name for entry in target.spec if entry for name in _names(entry)]
     sizes = [target.mesh.shape[name] for name in axes]
-    devices = source.mesh.devices.ravel()
+    devices = np.asarray(source.mesh.devices).ravel()
     if devices.size % math.prod(sizes):
         return source
     grid = devices.reshape(-1, *sizes)

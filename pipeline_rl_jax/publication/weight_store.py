@@ -55,11 +55,12 @@ class WeightStore:
                     )
                 self._older.append(weakref.ref(jax.tree.leaves(self._visible.params)[0]))
             self._visible = PublishedWeights(version=version, params=params)
-            self._is_prepared = self._prepare is None
+            self._is_prepared = False
             arrived = [future for wanted, future in self._arrivals if wanted <= version]
             self._arrivals = [pair for pair in self._arrivals if pair[0] > version]
         for future in arrived:
-            future.set_running_or_notify_cancel() and future.set_result(None)
+            if future.set_running_or_notify_cancel():
+                future.set_result(None)
 
     def latest(self) -> PublishedWeights:
         """The newest version. RuntimeError before the first, and once publication has failed."""
@@ -68,8 +69,8 @@ class WeightStore:
                 raise RuntimeError("the weights could not be published") from self._error
             if self._visible is None:
                 raise RuntimeError("no weights have been published yet; wait for a version first")
-            if not self._is_prepared:
-                self._visible = self._prepared(self._visible)
+            if self._prepare is not None and not self._is_prepared:
+                self._visible = self._prepared(self._visible, self._prepare)
                 self._is_prepared = True
             return self._visible
 
@@ -115,7 +116,8 @@ class WeightStore:
             self._error = error
             arrivals, self._arrivals = self._arrivals, []
         for _, future in arrivals:
-            future.set_running_or_notify_cancel() and future.set_exception(error)
+            if future.set_running_or_notify_cancel():
+                future.set_exception(error)
 
     def take_swap_seconds(self) -> float:
         """Host time spent on `prepare` since the last call."""
@@ -123,8 +125,10 @@ class WeightStore:
             seconds, self._swap_seconds = self._swap_seconds, 0.0
             return seconds
 
-    def _prepared(self, weights: PublishedWeights) -> PublishedWeights:
+    def _prepared(
+        self, weights: PublishedWeights, prepare: Callable[[Any], Any]
+    ) -> PublishedWeights:
         start = time.monotonic()
-        params = self._prepare(weights.params)
+        params = prepare(weights.params)
         self._swap_seconds += time.monotonic() - start
         return dataclasses.replace(weights, params=params)

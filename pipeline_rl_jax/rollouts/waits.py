@@ -29,6 +29,7 @@ class Waits:
         self._seconds: dict[tuple[str, str], float] = {}
         self._reported: dict[tuple[str, str], float] = {}
         self._current: dict[int, tuple[str, float]] = {}  # what goes on now, and since when
+        self._waiting: dict[int, tuple[str, str, float]] = {}  # who, whom, counted up to when
         self._ids = itertools.count()
 
     async def within(self, awaitable: Awaitable[_T], *, who: str, whom: str) -> _T:
@@ -56,11 +57,18 @@ class Waits:
 
     @property
     def seconds(self) -> Mapping[tuple[str, str], float]:
-        """Finished waits since the start, by (who, whom)."""
+        """Time waited since the start, by (who, whom)."""
         return dict(self._seconds)
 
     def take_seconds(self) -> dict[tuple[str, str], float]:
-        """Finished waits since this was last called; pairs that did not wait are left out."""
+        """Time waited since this was last called, unfinished waits included.
+
+        Pairs that did not wait are left out.
+        """
+        now = asyncio.get_running_loop().time()
+        for key, (who, whom, counted_up_to) in self._waiting.items():
+            self.add(who, whom, now - counted_up_to)
+            self._waiting[key] = (who, whom, now)
         reported, self._reported = self._reported, dict(self._seconds)
         new = {pair: total - reported.get(pair, 0.0) for pair, total in self._seconds.items()}
         return {pair: seconds for pair, seconds in new.items() if seconds > 0}
@@ -82,12 +90,13 @@ class Waits:
 
     @contextlib.contextmanager
     def _counted(self, who: str, whom: str) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        started = loop.time()
+        loop, key = asyncio.get_running_loop(), next(self._ids)
+        self._waiting[key] = (who, whom, loop.time())
         try:
             yield
         finally:
-            self.add(who, whom, loop.time() - started)
+            *_, counted_up_to = self._waiting.pop(key)
+            self.add(who, whom, loop.time() - counted_up_to)
 
     @contextlib.contextmanager
     def _listed(self, text: str) -> Iterator[None]:

@@ -21,7 +21,7 @@ class Metric:
     description: str
 
 
-# Names of `span(...)`. Those named wait_for_* are time in which one stage had nothing to do.
+# Names of `span(...)`. Time in which a stage had nothing to do is under waits/, not here.
 SPANS: Mapping[str, str] = {
     "prefill": "computing the cache of new prompts",
     "insert": "putting prefilled prompts into slots",
@@ -30,13 +30,9 @@ SPANS: Mapping[str, str] = {
     "publish": "casting and sending the weights of a step to the generation mesh",
     "reward": "scoring a completion",
     "preprocess": "advantages and packing of one batch",
-    "reference_logprobs": "logprobs of the reference policy",
     "train_step": "forward, backward and optimizer of one step, until its results are there",
     "evaluate": "greedy evaluation",
     "checkpoint": "time a save holds up the trainer",
-    "wait_for_rollouts": "the trainer waits for finished groups",
-    "wait_for_trainer": "generation waits for room in the stream or for newer weights",
-    "wait_for_prompts": "generation waits for the data source",
 }
 
 _SPAN_METRICS: Mapping[str, Metric] = {
@@ -57,12 +53,12 @@ _LEARNING: Mapping[str, Metric] = {
         "tokens/s", "tokens packed into the batch over the time of train_step"
     ),
     "trainer/samples_per_second": Metric("rollouts/s", "rollouts trained on over wall time"),
-    "trainer/flops_share": Metric("share", "model FLOPs of train_step over the measured peak"),
+    "trainer/busy_seconds": Metric("seconds", "time of train_step"),
+    "trainer/idle_share": Metric("share", "time the trainer waited for anybody, of wall time"),
     "policy/entropy_nats": Metric("nats", "exact entropy of the policy, mean over loss tokens"),
     "policy/surprisal_nats": Metric("nats", "minus logprob of the sampled token, mean"),
     "policy/kl_to_behaviour_nats": Metric("nats", "KL(behaviour, current), k1 estimate, mean"),
     "policy/kl_to_behaviour_k3_nats": Metric("nats", "KL(behaviour, current), k3 estimate, mean"),
-    "policy/kl_to_reference_nats": Metric("nats", "KL(current, reference), k3 estimate, mean"),
     "policy/logprob_gap_at_lag_zero_nats": Metric(
         "nats", "|trainer - generator| logprob of tokens sampled by the weights in training"
     ),
@@ -75,6 +71,7 @@ _LEARNING: Mapping[str, Metric] = {
     "importance/clip_negative_share": Metric("share", "the same among tokens of advantage < 0"),
     "lag/mean_steps": Metric("steps", "optimizer steps behind, mean over loss tokens"),
     "lag/max_steps": Metric("steps", "optimizer steps behind, maximum over loss tokens"),
+    "lag/masked_tokens": Metric("tokens", "taken out of the loss by schedule.beyond_max_lag=mask"),
     "lag/zero_share": Metric("share", "loss tokens sampled by the very weights in training"),
 }
 
@@ -103,15 +100,21 @@ _ROLLOUTS: Mapping[str, Metric] = {
 _RUN: Mapping[str, Metric] = {
     "generation/tokens_per_second": Metric("tokens/s", "completion tokens decoded over wall time"),
     "generation/busy_slots_share": Metric("share", "slots that were decoding, mean over chunks"),
-    "generation/finished_rollouts": Metric("rollouts", "completions finished since the last line"),
-    "generation/cache_tokens": Metric("tokens", "length of the cache of one slot"),
-    "rollouts/in_flight_rollouts": Metric("rollouts", "completions being decoded"),
+    "generation/idle_share": Metric(
+        "share",
+        "time generation waited for anybody, of wall time; part of the slots counts in part",
+    ),
+    "rollouts/out_groups": Metric("groups", "groups admitted and not yet in a batch"),
     "rollouts/queued_groups": Metric("groups", "finished groups that wait for the trainer"),
     "publication/version": Metric("steps", "newest weight version that is complete"),
     "publication/inflight_updates": Metric("updates", "weight swaps with live slots, so far"),
+    "publication/dispatch_seconds": Metric("seconds", "host time of the last publish"),
     "publication/transfer_seconds": Metric("seconds", "from dispatch to the complete copy"),
+    "publication/swap_seconds": Metric("seconds", "host time of weight swaps since the last line"),
+    "publication/superseded_versions": Metric("versions", "never travelled: newer ones overtook"),
+    "waits/*_seconds": Metric("seconds", "who waited for whom, since the last line"),
+    "rewards/*_completions": Metric("completions", "scored, failed or late, so far"),
     "data/too_long_prompts": Metric("prompts", "prompts dropped for their length, so far"),
-    "data/epoch": Metric("epochs", "passes over the data begun"),
     "evaluation/accuracy_share": Metric("share", "evaluation prompts answered right, greedy"),
     "evaluation/truncated_share": Metric("share", "evaluation completions cut by a limit"),
     "evaluation/mean_tokens": Metric("tokens", "length of an evaluation completion, mean"),

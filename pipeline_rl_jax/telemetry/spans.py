@@ -107,16 +107,14 @@ RECORDER = SpanRecorder()
 
 @contextlib.contextmanager
 def span(name: str, *, track: str | None = None, step: int | None = None) -> Iterator[None]:
-    """Measures what runs inside, under a name.
+    """Measures what runs inside, under a name; in a JAX profile it shows under the same name.
 
-    Without `track` the span belongs to the current thread and also shows in a JAX profile. A span
-    around an `await` must name the `track` (its row in the timeline, for example "trainer"):
-    coroutines take turns on one thread, where a profiler's annotations must nest, so it stays out
-    of the JAX profile. `step` marks an optimizer step, by which the profiler groups its overview.
+    `track` is its row in the timeline, if not given the name of the thread. A span around an
+    `await` names its track, for example "rewards": coroutines take turns on one thread, whose row
+    would hold bars that overlap. `step` marks an optimizer step, by which the profiler groups its
+    overview.
     """
-    if track is not None:
-        annotation = contextlib.nullcontext()
-    elif step is not None:
+    if step is not None:
         annotation = jax.profiler.StepTraceAnnotation(name, step_num=step)
     else:
         annotation = jax.profiler.TraceAnnotation(name)

@@ -7,6 +7,7 @@ Owns `TrainState`, how it lies on the trainer mesh and how it starts. Saving it 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,12 +24,15 @@ from pipeline_rl_jax.models.transformer import abstract_params
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainState:
-    """Everything training needs to go on, all on the trainer mesh."""
+    """Everything training needs to go on, all on the trainer mesh.
+
+    The same tree may hold `jax.ShapeDtypeStruct` or shardings in place of arrays.
+    """
 
     params: dict  # nested as `models.transformer.abstract_params`, in model.param_dtype
     opt_state: optax.OptState
-    step: jax.Array  # [] int32, optimizer steps taken: the weight version of `params`
-    skipped_steps: jax.Array  # [] int32, steps whose update was not finite and left out
+    step: Any  # [] int32, optimizer steps taken: the weight version of `params`
+    skipped_steps: Any  # [] int32, steps whose update was not finite and left out
 
 
 def create_state(

@@ -56,7 +56,7 @@ def build_train_step(
     def train_step(state: TrainState, batch: PackedBatch) -> tuple[TrainState, Metrics]:
         weights = _token_weights(batch, settings)
         loss, gradients, sums = _accumulate(micro_loss, state, batch, weights)
-        norm = optax.global_norm(gradients)
+        norm = optax.tree.norm(gradients)
         finite = jnp.isfinite(norm)
         params, opt_state = _update(optimizer, state, gradients, keep=finite)
         skipped_steps = state.skipped_steps + jnp.where(finite, 0, 1)
@@ -99,8 +99,8 @@ def _micro_loss(config: ModelConfig, settings: Settings, *, mesh: Mesh) -> Micro
         logprobs, entropies = token_logprobs(
             hidden,
             model.output_embedding,
-            batch.token_ids,
-            batch.loss_mask,
+            jnp.asarray(batch.token_ids),
+            jnp.asarray(batch.loss_mask),
             temperature=temperature,
             chunk_tokens=model_settings.logprob_chunk_tokens,
         )
@@ -116,9 +116,9 @@ def _token_weights(batch: PackedBatch, settings: Settings) -> jax.Array:
     """Loss weights [M, r, T], with the denominators of the whole optimizer batch."""
     num_micro, num_rows, num_tokens = batch.loss_mask.shape
     weights = loss_weights(
-        batch.loss_mask.reshape(-1, num_tokens),
-        batch.sequence_index.reshape(-1, num_tokens),
-        num_sequences=batch.num_sequences,
+        jnp.reshape(batch.loss_mask, (-1, num_tokens)),
+        jnp.reshape(batch.sequence_index, (-1, num_tokens)),
+        num_sequences=jnp.asarray(batch.num_sequences),
         mode=settings.algorithm.aggregation,
         constant=settings.algorithm.aggregation_constant,
     )

@@ -165,6 +165,10 @@ def test_ctrl_c_is_one_line(tmp_path):
     assert (result.returncode, result.stderr) == (130, "interrupted\n")
 
 
+def test_the_exit_code_of_the_program(tmp_path):
+    assert run_program(tmp_path, "return 143").returncode == 143
+
+
 def test_success(tmp_path):
     result = run_program(tmp_path, "print('done')")
     assert (result.returncode, result.stdout, result.stderr) == (0, "done\n", "")

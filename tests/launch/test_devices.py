@@ -1,7 +1,7 @@
 import jax
 import pytest
-from devices import start_devices
 
+from devices import start_devices
 from pipeline_rl_jax.settings import SettingsError
 from tests.fakes.settings import make_settings
 

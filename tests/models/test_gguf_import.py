@@ -16,7 +16,7 @@ from pipeline_rl_jax.models.gguf_import import (
 )
 from pipeline_rl_jax.models.hf_config import raw_config, read_config
 from pipeline_rl_jax.models.hf_import import load_params
-from pipeline_rl_jax.models.loading import random_params
+from pipeline_rl_jax.models.transformer import abstract_params
 
 CONFIG = ModelConfig(
     family="llama",
@@ -47,7 +47,10 @@ _LAYER_NAMES = {
 
 @pytest.fixture(scope="module")
 def params():
-    return jax.tree.map(np.asarray, random_params(CONFIG, seed=3, dtype="float32"))
+    generator = np.random.default_rng(3)
+    return jax.tree.map(
+        lambda leaf: generator.standard_normal(leaf.shape, np.float32), abstract_params(CONFIG)
+    )
 
 
 def _llama_cpp_order(weight: np.ndarray, num_heads: int) -> np.ndarray:

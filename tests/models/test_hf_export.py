@@ -81,7 +81,7 @@ def test_companions_and_token_ids_come_from_the_source(golden_qwen2, tmp_path, s
         golden_qwen2.params,
         golden_qwen2.config,
         directory=target,
-        source_directory=source,
+        sources=[source],
         weight_format=FLOAT32,
     )
     assert sorted(path.name for path in target.iterdir()) == [
@@ -98,13 +98,28 @@ def test_companions_and_token_ids_come_from_the_source(golden_qwen2, tmp_path, s
     assert not {"dtype", "rope_parameters"} & raw.keys()  # said in the older form only
 
 
+def test_a_tokenizer_from_elsewhere_replaces_the_sources(golden_qwen2, tmp_path, source):
+    tokenizer = tmp_path / "tokenizer"
+    tokenizer.mkdir()
+    (tokenizer / "tokenizer.json").write_text("another tokenizer")
+    save_params(
+        golden_qwen2.params,
+        golden_qwen2.config,
+        directory=tmp_path / "model",
+        sources=[source, tokenizer],
+    )
+    assert (tmp_path / "model/tokenizer.json").read_text() == "another tokenizer"
+    kept = tmp_path / "model/generation_config.json"
+    assert kept.read_text() == "content of generation_config.json"
+
+
 def test_a_source_of_another_model_is_refused(golden_smollm, tmp_path, source):
     with pytest.raises(ValueError, match="describes another model"):
         save_params(
             golden_smollm.params,
             golden_smollm.config,
             directory=tmp_path / "model",
-            source_directory=source,
+            sources=[source],
         )
     assert not (tmp_path / "model").exists()
 

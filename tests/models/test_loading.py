@@ -10,12 +10,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from configs.base import get_config
-from pipeline_rl_jax.models.loading import (
-    build_model,
-    initial_params,
-    random_params,
-    resolve_source,
-)
+from pipeline_rl_jax.models.loading import build_model, initial_params, resolve_source
 from pipeline_rl_jax.models.partition import param_shardings
 from pipeline_rl_jax.models.transformer import abstract_params, logits
 from pipeline_rl_jax.settings import ModelSettings
@@ -63,23 +58,23 @@ def test_pretrained_params_are_read(golden_qwen2, settings, single_device):
     np.testing.assert_array_equal(params["embedding"], expected)
 
 
-def test_random_params_do_not_depend_on_the_shardings(golden_qwen2, settings):
+def test_random_params_are_drawn_on_the_shardings_and_do_not_depend_on_them(golden_qwen2, settings):
     config = golden_qwen2.config
     mesh = Mesh(np.array(jax.devices()[:4]).reshape(1, 2, 2), ("data", "fsdp", "tensor"))
     shardings = param_shardings(config, mesh)
-    sharded = initial_params(
+    params = initial_params(
         golden_qwen2.directory,
         config,
         dataclasses.replace(settings, init="random"),
         shardings=shardings,
         seed=5,
     )
-    alone = random_params(config, seed=5, dtype="float32")
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), sharded, alone)
-    assert jax.tree.map(lambda x: x.sharding, sharded) == shardings
-    described = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), alone)
+    assert jax.tree.map(lambda x: x.sharding, params) == shardings
+    described = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
     assert described == abstract_params(config)
-    assert np.std(alone["layers"]["up"]) == pytest.approx(32**-0.5, rel=0.1)  # 1/sqrt(fan in)
+    first_draw = jax.random.normal(nnx.Rngs(5).params(), (64, 32))  # on one device
+    np.testing.assert_allclose(params["embedding"], 0.02 * first_draw, rtol=1e-6)
+    assert np.std(params["layers"]["up"]) == pytest.approx(32**-0.5, rel=0.1)  # 1/sqrt(fan in)
 
 
 def test_a_directory_is_itself(tmp_path):

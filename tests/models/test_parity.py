@@ -16,7 +16,9 @@ pytestmark = pytest.mark.parity
 def _transformers_logits(directory, token_ids) -> np.ndarray:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float32, attn_implementation="eager"
+    )
     with torch.no_grad():
         return model(torch.tensor(token_ids, dtype=torch.long)).logits.numpy()
 
@@ -34,7 +36,7 @@ def test_transformers_loads_what_we_export(golden, tmp_path, keep_source_config)
         golden.params,
         golden.config,
         directory=tmp_path / "model",
-        source_directory=golden.directory if keep_source_config else None,
+        sources=[golden.directory] if keep_source_config else [],
         weight_format=WeightFormat(dtype="float32", max_file_bytes=30_000),
     )
     exported = _transformers_logits(tmp_path / "model", golden.token_ids)
@@ -53,7 +55,7 @@ def test_greedy_text_is_identical_after_an_export(golden, tmp_path):
         golden.params,
         golden.config,
         directory=tmp_path / "model",
-        source_directory=source,
+        sources=[source],
         weight_format=weight_format,
     )
 

@@ -97,7 +97,7 @@ def test_a_stop_lets_the_step_that_is_being_taken_finish_and_begins_no_other(
         generation=FakeGeneration(slots=6, length=long_tailed),
         training=FakeTraining(seconds=lambda version: 5.0),
     )
-    plan = make_plan(num_steps=1000, batch_groups=3, max_lag=3)
+    plan = make_plan(num_steps=1000, batch_groups=3, max_lag=3, steps_per_round=3)
     report, seconds = run_schedule(name, world, plan, stop_after_seconds=stop_after_seconds)
     assert report.ended == "stopped"
     assert seconds <= stop_after_seconds + 5 + 2  # a step, an arrival or a chunk

@@ -157,6 +157,27 @@ def test_a_batch_of_which_nothing_is_left_is_dropped_for_the_reasons_given():
     assert world.prompts.num_unfinished == 0
 
 
+def test_only_batches_in_a_row_that_come_to_nothing_end_a_run():
+    world = World(preprocess=FakePreprocess(empty=lambda version, groups: not useful))
+    useful: list[bool] = []
+    prepared = []
+
+    async def scenario(flow, learner, admit):
+        for _ in range(2):
+            useful.clear()
+            for _ in range(199):
+                assert await learner.prepare([admit([0])]) is None
+            useful.append(True)
+            prepared.append(await learner.prepare([admit([0])]))
+        useful.clear()
+        for _ in range(200):
+            await learner.prepare([admit([0])])
+
+    with pytest.raises(StageFailure, match="preprocess: RuntimeError: 200 batches in a row"):
+        learn(world, scenario)
+    assert len(prepared) == 2
+
+
 def test_a_batch_for_other_weights_is_not_trained_on():
     world = World(training=FakeTraining())
 

@@ -45,3 +45,10 @@ def test_without_overlap_lag_is_that_of_the_conventional_schedule():
     world = World()
     run_schedule("one_step_off", world, make_plan(num_steps=6, steps_per_round=3, overlap=False))
     assert world.training.lags == [0, 1, 2, 0, 1, 2]
+
+
+def test_the_whole_next_round_may_be_generated_from_the_first_step_on():
+    """A round takes 6.5 s to generate, all at once, and 9.1 s to train on."""
+    world = World(generation=FakeGeneration(slots=16, seconds=lambda chunk: 3.0))
+    _, seconds = run_schedule("one_step_off", world, make_plan(num_steps=40, steps_per_round=4))
+    assert seconds == pytest.approx(6.5 + 10 * 9.1, rel=0.02)

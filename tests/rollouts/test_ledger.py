@@ -52,6 +52,17 @@ def test_a_second_resume_still_knows_what_the_first_run_had_finished():
     assert take(thrice, 5) == [0, 1, 3, 6, 7]
 
 
+def test_what_has_come_by_again_is_forgotten():
+    ledger = PromptLedger(NumberedPrompts())
+    take(ledger, 3)
+    for prompt_id in (1, 2):
+        ledger.finish(prompt_id)
+    resumed = resume(ledger)
+    assert take(resumed, 2) == [0, 3]
+    resumed.finish(0)
+    assert resumed.snapshot() == {"stream": {"next": 3}, "finished": []}
+
+
 def test_the_end_of_the_data_is_none_again_and_again():
     ledger = PromptLedger(NumberedPrompts(2))
     take(ledger, 2)

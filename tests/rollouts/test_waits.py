@@ -34,6 +34,19 @@ def test_take_seconds_gives_what_is_new():
     assert third == {}
 
 
+def test_an_unfinished_wait_is_counted_up_to_now_and_not_twice():
+    async def main():
+        waits = Waits(100.0)
+        wait = asyncio.create_task(waits.within(asyncio.sleep(10), who="trainer", whom="rollouts"))
+        await asyncio.sleep(4)
+        first = waits.take_seconds()
+        await wait
+        return first, waits.take_seconds(), waits.seconds
+
+    pair = ("trainer", "rollouts")
+    assert run_virtual(main()) == ({pair: 4.0}, {pair: 6.0}, {pair: 10.0})
+
+
 def test_a_call_of_a_stage_is_no_wait():
     async def main():
         waits = Waits(100.0)

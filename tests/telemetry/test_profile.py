@@ -1,3 +1,5 @@
+import asyncio
+
 import jax
 import jax.numpy as jnp
 
@@ -18,8 +20,6 @@ def run_steps(window, steps):
         window.before_step(step)
         with span("decode_chunk"), span(f"at_step_{step}"):
             double(jnp.ones(4)).block_until_ready()
-        with span("wait_for_rollouts", track="trainer"):
-            pass
         window.after_step(step)
 
 
@@ -30,7 +30,23 @@ def test_profile_holds_the_spans_of_the_chosen_steps(tmp_path):
     profile = profile_of(tmp_path)
     assert b"decode_chunk" in profile
     assert [step for step in range(1, 6) if b"at_step_%d" % step in profile] == [2, 3]
-    assert b"wait_for_rollouts" not in profile  # it crosses awaits: host totals only
+
+
+def test_spans_of_coroutines_that_take_turns(tmp_path):
+    async def score(name, seconds):
+        with span(name, track="rewards"):
+            await asyncio.sleep(seconds)
+
+    async def score_two():
+        await asyncio.gather(score("reward_of_one", 0.02), score("reward_of_another", 0.01))
+
+    window = ProfileWindow(ProfileSettings(start_step=1, num_steps=1), tmp_path)
+    window.before_step(1)
+    asyncio.run(score_two())
+    window.after_step(1)
+    profile = profile_of(tmp_path)
+    assert b"reward_of_one" in profile
+    assert b"reward_of_another" in profile
 
 
 def test_a_run_that_ends_inside_the_window_writes_what_it_has(tmp_path):

@@ -98,8 +98,8 @@ def test_timeline_gets_spans_that_end_while_attached(clock, tmp_path):
 
 def test_the_spans_of_the_process():
     take_span_totals()
-    with span("prefill"), span("train_step", step=3), span("wait_for_trainer", track="generation"):
+    with span("prefill"), span("train_step", step=3), span("reward", track="rewards"):
         pass
     totals = take_span_totals()
-    assert totals.counts == {"prefill": 1, "train_step": 1, "wait_for_trainer": 1}
+    assert totals.counts == {"prefill": 1, "train_step": 1, "reward": 1}
     assert totals.seconds["prefill"] >= totals.seconds["train_step"] > 0

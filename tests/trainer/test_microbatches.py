@@ -16,7 +16,8 @@ def test_rows_stay_in_order_and_each_micro_batch_is_split_over_devices():
     np.testing.assert_array_equal(placed.loss_mask.reshape(8, 32), batch.loss_mask)
     first = placed.token_ids.addressable_shards[0]
     np.testing.assert_array_equal(first.data, batch.token_ids.reshape(2, 4, 32)[:, :2])
-    assert placed.num_rows.shape == () and int(placed.num_rows) == 8
+    assert placed.num_rows.shape == ()
+    assert int(placed.num_rows) == 8
 
 
 def test_a_partial_micro_batch_is_refused():
