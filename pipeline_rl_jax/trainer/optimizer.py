@@ -6,6 +6,8 @@ skipped is decided in `step.py`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -20,8 +22,8 @@ def build_optimizer(settings: TrainerSettings, *, num_steps: int) -> optax.Gradi
     embeddings only: norms and biases do not decay. `num_steps` is where the schedule ends.
     """
     return optax.chain(
-        optax.clip_by_global_norm(settings.max_gradient_norm),
-        optax.scale_by_adam(b1=settings.beta1, b2=settings.beta2, eps=settings.epsilon),
+        _clip_by_global_norm(settings.max_gradient_norm),
+        _scale_by_adam(settings),
         optax.add_decayed_weights(settings.weight_decay, mask=decayed),
         optax.scale_by_learning_rate(learning_rate_schedule(settings, num_steps=num_steps)),
     )
@@ -51,7 +53,40 @@ def learning_rate_schedule(settings: TrainerSettings, *, num_steps: int) -> opta
     return schedule
 
 
-def decayed(params: optax.Params) -> optax.Params:
+def _clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
+    """`g · min(1, max_norm / ‖g‖)`, the factor one scalar, so that no clipped copy is made."""
+
+    def clip(gradients: Any, params: Any) -> Any:
+        del params
+        factor = max_norm / jnp.maximum(optax.tree.norm(gradients), max_norm)
+        return jax.tree.map(lambda gradient: gradient * factor, gradients)
+
+    return optax.stateless(clip)
+
+
+def _scale_by_adam(settings: TrainerSettings) -> optax.GradientTransformation:
+    """`optax.scale_by_adam`, with the direction computed from the new moments.
+
+    The barrier keeps the old moments out of the update of the weights: the moments are then
+    overwritten in place, where they would be copied first (twice the size of the params).
+    """
+    adam = optax.scale_by_adam(b1=settings.beta1, b2=settings.beta2, eps=settings.epsilon)
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        _, state = adam.update(updates, state, params)
+        state = jax.lax.optimization_barrier(state)
+        mean_scale = 1 / (1 - settings.beta1**state.count)
+        square_scale = 1 / (1 - settings.beta2**state.count)
+
+        def direction(mean: jax.Array, square: jax.Array) -> jax.Array:
+            return mean * mean_scale / (jnp.sqrt(square * square_scale) + settings.epsilon)
+
+        return jax.tree.map(direction, state.mu, state.nu), state
+
+    return optax.GradientTransformation(adam.init, update)
+
+
+def decayed(params: Any) -> Any:
     """The parameter tree with True where weight decay applies."""
 
     def decays(path, _) -> bool:

@@ -7,8 +7,8 @@ and their weights are `algorithms/`, the optimizer is `optimizer.py`. Batches co
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -152,11 +152,16 @@ def _accumulate(
 def _update(
     optimizer: optax.GradientTransformation, state: TrainState, gradients: dict, *, keep: jax.Array
 ) -> tuple[dict, optax.OptState]:
-    """Params and moments after the update, or as they were where `keep` is False."""
-    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, updates)
-    select = functools.partial(jnp.where, keep)
-    return (
-        jax.tree.map(select, params, state.params),
-        jax.tree.map(select, opt_state, state.opt_state),
-    )
+    """Params and moments after the update, or as they were where `keep` is False.
+
+    A branch, not a selection by `where`, which would need the old and the new values at once.
+    """
+
+    def apply(params: dict, opt_state: Any) -> tuple[Any, Any]:
+        updates, opt_state = optimizer.update(gradients, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
+    def leave(params: dict, opt_state: Any) -> tuple[Any, Any]:
+        return params, opt_state
+
+    return jax.lax.cond(keep, apply, leave, state.params, state.opt_state)

@@ -1,0 +1,50 @@
+"""Memory estimates against hand-computed bytes."""
+
+import dataclasses
+
+import jax
+
+from pipeline_rl_jax.meshes import build_meshes
+from pipeline_rl_jax.orchestrate.plan_text import generation_bytes, trainer_bytes
+from tests.fakes.settings import make_settings
+from tests.fakes.tiny_engine import TINY
+
+
+def meshes(settings):
+    return build_meshes(settings.meshes, jax.devices())
+
+
+def test_trainer_memory_splits_over_fsdp_and_tensor():
+    settings = make_settings(
+        trainer={"tokens_per_row": 64, "rows_per_micro_batch": 4},
+        model={"compute_dtype": "float32", "remat": "full"},
+    )
+    one = trainer_bytes(settings, TINY, meshes(settings))
+    assert one["weights"] == 4 * TINY.num_parameters
+    assert one["AdamW moments"] == 2 * one["weights"]
+    assert one["activations of a micro-batch"] == 4 * 64 * TINY.num_layers * TINY.width * 4
+    mesh = dataclasses.replace(
+        settings.meshes,
+        trainer_devices=(0, 1, 2, 3),
+        generation_devices=(4,),
+        trainer=dataclasses.replace(settings.meshes.trainer, fsdp=2, tensor=2),
+    )
+    split = dataclasses.replace(settings, meshes=mesh)
+    assert trainer_bytes(split, TINY, meshes(split))["weights"] == one["weights"] // 4
+
+
+def test_generation_memory_counts_every_slot_at_full_length():
+    settings = make_settings(
+        generation={
+            "slots": 6,
+            "max_prompt_tokens": 30,
+            "max_new_tokens": 20,
+            "cache_dtype": "bfloat16",
+        }
+    )
+    sizes = generation_bytes(settings, TINY, meshes(settings))
+    # keys and values, layers, slots, KV heads, positions, head width, bytes
+    assert sizes["KV cache"] == 2 * 2 * 6 * 2 * 50 * 8 * 2
+    longer = make_settings(generation={"max_prompt_tokens": 300, "max_new_tokens": 300})
+    capped = generation_bytes(longer, TINY, meshes(longer))["KV cache"]
+    assert capped == 2 * 2 * 64 * 2 * TINY.max_positions * 8 * 2
