@@ -9,6 +9,7 @@ layout makes no difference.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,13 +22,13 @@ from pipeline_rl_jax.models.config import ModelConfig
 from pipeline_rl_jax.models.layers import finish_qkv, rms_norm, rope_frequencies, rope_tables
 from pipeline_rl_jax.models.partition import LOGICAL_AXES, mesh_axis
 
-EngineParams = Mapping[str, object]
+EngineParams = Mapping[str, Any]
 MATRICES = ("query", "key", "value", "output", "gate", "up", "down")
 FUSED = {"qkv": ("query", "key", "value"), "gate_up": ("gate", "up")}
 
 
 def engine_params(
-    params: Mapping[str, object], config: ModelConfig, *, fused: bool, matrix_dtype: str
+    params: Mapping[str, Any], config: ModelConfig, *, fused: bool, matrix_dtype: str
 ) -> EngineParams:
     """Trainer layout (stacked, `[in, out]`) → engine layout. Pure; runs under jit.
 
@@ -36,7 +37,6 @@ def engine_params(
     be sorted back to their heads.
     """
     stacked = params["layers"]
-    assert isinstance(stacked, Mapping)
 
     def layer(index: int) -> dict[str, jax.Array]:
         weights = {
@@ -94,7 +94,7 @@ def prefill_forward(
     rope = rope_tables(index[None], jnp.asarray(rope_frequencies(config)))
     hidden = _embed(params, token_ids, compute_dtype)
     keys, values = [], []
-    layers = _layers(params)
+    layers = params["layers"]
     for number, weights in enumerate(layers):
         query, key, value = _attention_inputs(hidden, weights, config, rope)
         keys.append(store(key.swapaxes(1, 2), cache_dtype))
@@ -121,7 +121,7 @@ def decode_forward(
     visible = jnp.arange(cache.num_positions)[None] <= lengths[:, None]  # [B, S]
     keys, values = [], []
     for weights, key_cache, value_cache in zip(
-        _layers(params), cache.keys, cache.values, strict=True
+        params["layers"], cache.keys, cache.values, strict=True
     ):
         query, key, value = _attention_inputs(hidden, weights, config, rope)
         key_cache = _write(key_cache, store(key, cache_dtype), lengths)
@@ -132,8 +132,8 @@ def decode_forward(
         hidden = _finish_layer(hidden, attended, weights, config)
         keys.append(key_cache)
         values.append(value_cache)
-    hidden = rms_norm(hidden, _array(params, "final_norm"), epsilon=config.norm_epsilon)
-    table = _array(params, "embedding" if config.tied_embeddings else "unembedding")
+    hidden = rms_norm(hidden, params["final_norm"], epsilon=config.norm_epsilon)
+    table = params["embedding" if config.tied_embeddings else "unembedding"]
     return _product(hidden, table), Cache(keys=tuple(keys), values=tuple(values))
 
 
@@ -168,11 +168,11 @@ def _attention_inputs(
     x = rms_norm(hidden, weights["attention_norm"], epsilon=config.norm_epsilon)
     if "qkv" in weights:
         query_width = config.num_query_heads * config.head_width
-        kv_width = config.num_kv_heads * config.head_width
-        parts = jnp.split(_dense(x, weights, "qkv"), [query_width, query_width + kv_width], axis=-1)
+        borders = [query_width, query_width + config.num_kv_heads * config.head_width]
+        query, key, value = jnp.split(_dense(x, weights, "qkv"), borders, axis=-1)
     else:
-        parts = [_dense(x, weights, name) for name in FUSED["qkv"]]
-    return finish_qkv(*parts, weights, config, rope=rope)
+        query, key, value = (_dense(x, weights, name) for name in FUSED["qkv"])
+    return finish_qkv(query, key, value, weights, config, rope=rope)
 
 
 def _finish_layer(
@@ -209,16 +209,4 @@ def _product(x: Float[Array, "... I"], weight: Float[Array, "O I"]) -> Float[Arr
 
 
 def _embed(params: EngineParams, token_ids: jax.Array, dtype: str) -> jax.Array:
-    return _array(params, "embedding").at[token_ids].get(mode="clip").astype(dtype)
-
-
-def _array(params: EngineParams, name: str) -> jax.Array:
-    array = params[name]
-    assert isinstance(array, jax.Array)
-    return array
-
-
-def _layers(params: EngineParams) -> tuple[Mapping[str, jax.Array], ...]:
-    layers = params["layers"]
-    assert isinstance(layers, tuple)
-    return layers
+    return params["embedding"].at[token_ids].get(mode="clip").astype(dtype)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -68,14 +69,19 @@ def load(x: jax.Array, dtype: str) -> jax.Array:
     return jax.lax.bitcast_convert_type(x, jnp.dtype(dtype))
 
 
-def state_sharding(mesh: Mesh, config: ModelConfig) -> DecodeState:
-    """Slots over `data`, KV heads over `tensor` where they divide."""
+def cache_sharding(mesh: Mesh, config: ModelConfig, *, slot_axis: str | None) -> NamedSharding:
+    """Of one cache array: slots over `slot_axis`, KV heads over `tensor` where they divide."""
     split_heads = config.num_kv_heads % mesh.shape["tensor"] == 0
-    cache = NamedSharding(mesh, PartitionSpec("data", "tensor" if split_heads else None))
+    return NamedSharding(mesh, PartitionSpec(slot_axis, "tensor" if split_heads else None))
+
+
+def state_sharding(mesh: Mesh, config: ModelConfig) -> Any:
+    """A `DecodeState` with a sharding at every leaf: slots over `data`."""
+    layers = (cache_sharding(mesh, config, slot_axis="data"),) * config.num_layers
     slots = NamedSharding(mesh, PartitionSpec("data"))
-    layers = (cache,) * config.num_layers
-    fields = {field.name: slots for field in dataclasses.fields(DecodeState)}
-    return DecodeState(**{**fields, "cache": Cache(keys=layers, values=layers)})
+    fields: dict[str, Any] = {field.name: slots for field in dataclasses.fields(DecodeState)}
+    fields["cache"] = Cache(keys=layers, values=layers)  # type: ignore[arg-type]
+    return DecodeState(**fields)
 
 
 def empty_state(
@@ -107,7 +113,7 @@ def empty_state(
 def request_arrays(requests: Sequence[SlotRequest], num_slots: int) -> dict[str, np.ndarray]:
     """Requests as arrays padded to `num_slots` rows; `count` says how many are real."""
     fields = [field.name for field in dataclasses.fields(SlotRequest)]
-    arrays = {name: np.zeros(num_slots, np.int32) for name in fields}
+    arrays: dict[str, np.ndarray] = {name: np.zeros(num_slots, np.int32) for name in fields}
     arrays["temperature"] = np.zeros(num_slots, np.float32)
     for i, request in enumerate(requests):
         for name in fields:

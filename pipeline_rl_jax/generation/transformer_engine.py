@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,7 @@ from pipeline_rl_jax.generation.decode_model import (
 from pipeline_rl_jax.generation.decode_state import (
     Cache,
     DecodeState,
+    cache_sharding,
     empty_state,
     insert_requests,
     request_arrays,
@@ -95,7 +97,8 @@ class TransformerEngine:
             self._decode_chunk, donate_argnums=1, out_shardings=(shardings, replicated)
         )
         self._free = jax.jit(_free, donate_argnums=0, out_shardings=shardings)
-        self._resize = jax.jit(resized, static_argnums=1, out_shardings=shardings.cache.keys[0])
+        cache = cache_sharding(mesh, config, slot_axis="data")
+        self._resize = jax.jit(resized, static_argnums=1, out_shardings=cache)
 
     @property
     def max_concurrent_decodes(self) -> int:
@@ -225,11 +228,11 @@ class TransformerEngine:
         )
         return state, written
 
-    def _prefix_sharding(self) -> Cache:
-        """Prefix rows are few: split over heads only."""
-        spec = PartitionSpec(None, *self._state_sharding.cache.keys[0].spec[1:])
-        layers = (NamedSharding(self.mesh, spec),) * self.config.num_layers
-        return Cache(keys=layers, values=layers)
+    def _prefix_sharding(self) -> Any:
+        """A `Cache` of shardings: prefix rows are few and split over heads only."""
+        sharding = cache_sharding(self.mesh, self.config, slot_axis=None)
+        layers = (sharding,) * self.config.num_layers
+        return Cache(keys=layers, values=layers)  # type: ignore[arg-type]
 
 
 def _matrix_dtype(compute_dtype: str, mesh: Mesh) -> str:

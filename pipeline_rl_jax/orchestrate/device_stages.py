@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from pipeline_rl_jax.generation.batcher import ContinuousBatcher, VersionedParams
+from pipeline_rl_jax.generation.batcher import ContinuousBatcher
 from pipeline_rl_jax.orchestrate.stages import PreparedBatch
 from pipeline_rl_jax.orchestrate.threads import StageThread
 from pipeline_rl_jax.preprocess.batches import assemble
@@ -44,7 +45,7 @@ class EngineGeneration:
     def admit(self, prompt: Prompt, group_size: int) -> None:
         self._batcher.admit(prompt, group_size)
 
-    async def advance(self, weights: VersionedParams) -> Sequence[Completion]:
+    async def advance(self, weights: Any) -> Sequence[Completion]:
         return await self._thread.run(self._batcher.advance, weights)
 
     def cancel_all(self) -> None:

@@ -113,7 +113,7 @@ def test_a_version_is_published_once():
             self.versions.append((version, params))
 
     class Trainer:
-        class state:  # noqa: N801
+        class state:
             params = "params"
 
     stage = DevicePublication(Channel(), None, trainer=Trainer())
