@@ -15,6 +15,7 @@ def get_config() -> ConfigDict:
     config.model.source = "smollm2-135m"
     config.model.compute_dtype = "float32"
     config.model.remat = "none"
+    config.model.logprob_chunk_tokens = 256
     config.meshes.virtual_devices = 2
     config.meshes.trainer_devices = (0,)
     config.meshes.generation_devices = (1,)
@@ -33,7 +34,7 @@ def get_config() -> ConfigDict:
     config.algorithm.group_size = 8
     config.trainer.batch_rollouts = 128
     config.trainer.tokens_per_row = 256
-    config.trainer.rows_per_micro_batch = 4
+    config.trainer.rows_per_micro_batch = 2
     config.trainer.learning_rate = 1e-5
     config.trainer.max_gradient_norm = 1.0
     config.schedule.num_steps = 10

@@ -59,6 +59,7 @@ class BatcherCounts:
     """Totals since the start, for telemetry."""
 
     decoded_tokens: int = 0
+    busy_seconds: float = 0.0  # in `advance`: prefill, decoding, taking results in
     prefilled_tokens: int = 0
     chunks: int = 0
     decode_steps: int = 0
@@ -137,6 +138,12 @@ class ContinuousBatcher:
 
         Blocks until the chunk is on the host.
         """
+        start = time.monotonic()
+        finished = self._advance(weights)
+        self.counts.busy_seconds += time.monotonic() - start
+        return finished
+
+    def _advance(self, weights: VersionedParams) -> list[Completion]:
         if self._count_update(weights.version) and self._settings.kv_policy == "recompute":
             self.recompute(weights)
         self._fill_slots(weights.params)

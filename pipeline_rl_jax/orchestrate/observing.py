@@ -127,7 +127,7 @@ class RunObserver:
             / elapsed_seconds,
             "trainer/idle_share": _waited(waits, "trainer") / elapsed_seconds,
             "generation/idle_share": _waited(waits, "generation") / elapsed_seconds,
-            "generation/tokens_per_second": counts.decoded_tokens / elapsed_seconds,
+            "generation/tokens_per_second": counts.decoded_tokens / max(counts.busy_seconds, 1e-9),
             "generation/busy_slots_share": counts.decoded_tokens / max(1, counts.slot_steps),
             "publication/inflight_updates": float(totals.inflight_updates),
             "publication/version": float(report.version),

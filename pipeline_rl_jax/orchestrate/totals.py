@@ -26,6 +26,7 @@ class RunTotals:
     trained_tokens: float = 0.0  # prompt and completion tokens in optimizer batches
     train_busy_seconds: float = 0.0  # in train steps
     decoded_tokens: int = 0
+    generation_busy_seconds: float = 0.0  # in prefill and decode
     inflight_updates: int = 0
     train_seconds: float = 0.0  # wall time of training, evaluation and compilation included
     accuracy_before: float | None = None
@@ -51,6 +52,7 @@ class RunTotals:
     def add_generation(self, before: BatcherCounts, now: BatcherCounts, *, seconds: float) -> None:
         """Counts what the decode loop did between two looks at its counts, `seconds` apart."""
         self.decoded_tokens += now.decoded_tokens - before.decoded_tokens
+        self.generation_busy_seconds += now.busy_seconds - before.busy_seconds
         self.inflight_updates += now.inflight_updates - before.inflight_updates
         self.train_seconds += seconds
 
@@ -67,7 +69,7 @@ class RunTotals:
             lag_max_steps=self.lag_max_steps if self.loss_tokens else None,
             samples=self.samples,
             samples_per_second=_ratio(self.samples, self.train_seconds),
-            decode_tokens_per_second=_ratio(self.decoded_tokens, self.train_seconds),
+            decode_tokens_per_second=_ratio(self.decoded_tokens, self.generation_busy_seconds),
             train_tokens_per_second=_ratio(self.trained_tokens, self.train_busy_seconds),
             train_seconds=self.train_seconds,
         )

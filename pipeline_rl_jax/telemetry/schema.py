@@ -98,7 +98,9 @@ _ROLLOUTS: Mapping[str, Metric] = {
 }
 
 _RUN: Mapping[str, Metric] = {
-    "generation/tokens_per_second": Metric("tokens/s", "completion tokens decoded over wall time"),
+    "generation/tokens_per_second": Metric(
+        "tokens/s", "completion tokens decoded over the time generation was at work"
+    ),
     "generation/busy_slots_share": Metric("share", "slots that were decoding, mean over chunks"),
     "generation/idle_share": Metric(
         "share",

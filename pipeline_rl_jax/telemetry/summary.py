@@ -30,8 +30,8 @@ class RunSummary:
     lag_max_steps: float | None
     samples: int  # completions trained on
     samples_per_second: float | None
-    decode_tokens_per_second: float | None
-    train_tokens_per_second: float | None
+    decode_tokens_per_second: float | None  # over the time generation was at work
+    train_tokens_per_second: float | None  # over the time of train steps
     train_seconds: float  # from the first prompt admitted to the end of the last step
 
 

@@ -49,3 +49,9 @@ async def hangs_async(completion):
 async def blocks_its_loop(completion):
     time.sleep(1.0)  # a user's mistake, on purpose
     return 1.0
+
+
+def share_of_vowels(completion):
+    return (
+        sum(letter in "aeiouAEIOU" for letter in completion.text) / 8 + completion.num_tokens / 80
+    )

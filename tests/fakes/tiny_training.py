@@ -62,9 +62,14 @@ def tiny_meshes(
 def tiny_settings(
     *, model: dict[str, Any] | None = None, trainer: dict[str, Any] | None = None, **sections
 ) -> Settings:
-    """Float32, four rows a micro-batch, a learning rate that shows."""
+    """Float32, four rows a micro-batch, a learning rate that shows.
+
+    The large epsilon keeps Adam's first step in proportion to the gradient. It would be the
+    gradient's sign otherwise, which turns rounding into a whole step where a gradient is nearly 0.
+    """
     small = {"compute_dtype": "float32", "remat": "none", "logprob_chunk_tokens": 64}
     rows = {"tokens_per_row": TOKENS_PER_ROW, "rows_per_micro_batch": 4, "learning_rate": 1e-2}
+    rows["epsilon"] = 1e-2
     return make_settings(model=small | (model or {}), trainer=rows | (trainer or {}), **sections)
 
 

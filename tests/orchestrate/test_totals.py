@@ -35,7 +35,10 @@ def make_totals():
     totals = RunTotals()
     totals.add_step([group([0, 0], [0, 1])], metrics(tokens=10.0, lag=1.0, lag_max=2.0))
     totals.add_step([group([1], [1, 2, 2])], metrics(tokens=30.0, lag=3.0, lag_max=1.0))
-    before, now = BatcherCounts(), BatcherCounts(decoded_tokens=50, inflight_updates=2)
+    before, now = (
+        BatcherCounts(),
+        BatcherCounts(decoded_tokens=50, busy_seconds=2.0, inflight_updates=2),
+    )
     totals.add_generation(before, now, seconds=5.0)
     return totals
 
@@ -47,7 +50,7 @@ def test_summary_by_hand():
     assert summary.lag_mean_steps == (10 * 1 + 30 * 3) / 40  # weighted by tokens, not by step
     assert summary.lag_max_steps == 2.0
     assert summary.samples_per_second == pytest.approx(4 / 5)
-    assert summary.decode_tokens_per_second == 10.0
+    assert summary.decode_tokens_per_second == 25.0
     assert summary.train_tokens_per_second == 80 / 8
     assert summary.inflight_updates == 2
 
