@@ -2,10 +2,10 @@
 
     python launch/train.py --config=configs/inflight_demo.py --workdir=runs/inflight_demo
 
-`ignore_eos` makes every completion 128 tokens
-long, so an update always finds every slot half written and no slot is ever drained; the summary shows
-mixed versions in most completions and the timeline (`trace.json`, for ui.perfetto.dev) decode chunks
-without a gap around the optimizer steps. It demonstrates the flow of weights, it is not meant to learn.
+`ignore_eos` makes every completion 128 tokens long, so an update always finds every slot half
+written and no slot is ever drained. The summary shows mixed versions in most completions, and the
+timeline (`trace.json`, for ui.perfetto.dev) decode chunks without a gap around optimizer steps. It
+demonstrates the flow of weights; it is not meant to learn.
 """
 
 from ml_collections import ConfigDict
@@ -28,7 +28,7 @@ def get_config() -> ConfigDict:
     config.trainer.batch_rollouts = 8
     config.trainer.tokens_per_row = 320
     config.trainer.rows_per_micro_batch = 2
-    config.schedule.num_steps = 12
+    config.schedule.num_steps = 8
     config.schedule.max_lag = 8
     config.evaluation.at_start = False
     config.evaluation.at_end = False
