@@ -16,7 +16,7 @@ from configs import quickstart
 def get_config() -> ConfigDict:
     config = quickstart.get_config()
     config.data.prompt_format = "Question: {problem} Think step by step.\nAnswer:"
-    config.generation.slots = 16
+    config.generation.slots = 6
     config.generation.tokens_per_chunk = 8
     config.generation.max_prompt_tokens = 32
     config.generation.max_new_tokens = 128
@@ -24,11 +24,11 @@ def get_config() -> ConfigDict:
     config.generation.min_cache_tokens = 160
     config.generation.stop_strings = ()
     config.generation.ignore_eos = True
-    config.algorithm.group_size = 4
-    config.trainer.batch_rollouts = 8
+    config.algorithm.group_size = 2
+    config.trainer.batch_rollouts = 4
     config.trainer.tokens_per_row = 320
     config.trainer.rows_per_micro_batch = 2
-    config.schedule.num_steps = 8
+    config.schedule.num_steps = 12
     config.schedule.max_lag = 8
     config.evaluation.at_start = False
     config.evaluation.at_end = False
