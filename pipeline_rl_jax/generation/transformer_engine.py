@@ -7,6 +7,7 @@ evaluation, say) share its compiled functions.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -158,7 +159,7 @@ class TransformerEngine:
         if cache_tokens == decode_state.cache.num_positions:
             return decode_state
         cache = jax.tree.map(lambda x: self._resize(x, cache_tokens), decode_state.cache)
-        return _replace_cache(decode_state, cache)
+        return dataclasses.replace(decode_state, cache=cache)
 
     def _decode_chunk(
         self, params: EngineParams, state: DecodeState, is_stop: jax.Array
@@ -245,10 +246,4 @@ def _matrix_dtype(compute_dtype: str, mesh: Mesh) -> str:
 
 
 def _free(state: DecodeState, slot: jax.Array) -> DecodeState:
-    fields = {name: getattr(state, name) for name in state.__dataclass_fields__}
-    return DecodeState(**{**fields, "active": state.active.at[slot].set(False)})
-
-
-def _replace_cache(state: DecodeState, cache: Cache) -> DecodeState:
-    fields = {name: getattr(state, name) for name in state.__dataclass_fields__}
-    return DecodeState(**{**fields, "cache": cache})
+    return dataclasses.replace(state, active=state.active.at[slot].set(False))
