@@ -26,6 +26,7 @@ import numpy as np
 from configs import base
 from pipeline_rl_jax.data.tokenizer import load_tokenizer
 from pipeline_rl_jax.generation.batcher import ContinuousBatcher
+from pipeline_rl_jax.generation.decode_model import product_float32
 from pipeline_rl_jax.generation.stopping import StopRules
 from pipeline_rl_jax.generation.transformer_engine import TransformerEngine
 from pipeline_rl_jax.models.config import ModelConfig
@@ -156,8 +157,11 @@ def _transformers(directory: Path, prompts, options) -> Callable[[], float]:
 
 
 def _matrix_products(config: ModelConfig, options) -> Callable[[], float]:
-    """The weight products of as many decode steps, nothing else: what bounds a decode loop."""
-    dtype = jnp.dtype(options.dtype)
+    """The weight products of as many decode steps, nothing else: what bounds a decode loop.
+
+    Laid out and stored as the engine does it, the fastest way found on CPU.
+    """
+    dtype = jnp.dtype("float32" if jax.default_backend() == "cpu" else options.dtype)
     query = config.num_query_heads * config.head_width
     shapes = [
         (query + 2 * config.num_kv_heads * config.head_width, config.width),
@@ -169,21 +173,16 @@ def _matrix_products(config: ModelConfig, options) -> Callable[[], float]:
     table = jnp.ones((config.vocabulary_size, config.width), dtype)
 
     def product(x: jax.Array, weight: jax.Array) -> jax.Array:
-        out = jnp.einsum(
-            "bi,oi->bo", x[:, : weight.shape[1]], weight, preferred_element_type=jnp.float32
-        )
-        return out.astype(dtype)
+        return product_float32(x[:, : weight.shape[1]], weight)
 
     @jax.jit
     def steps(layers, table, x):
         def step(_, x):
             for weights in layers:
                 for weight in weights:
-                    x = jnp.tile(product(x, weight), (1, 6))[:, : 2 * config.mlp_width] * 1e-3
-            logits = jnp.einsum(
-                "bi,oi->bo", x[:, : config.width], table, preferred_element_type=jnp.float32
-            )
-            return x + jnp.max(logits, axis=1, keepdims=True).astype(dtype)
+                    y = product(x, weight).astype(dtype) * 1e-3
+                    x = jnp.tile(y, (1, 6))[:, : 2 * config.mlp_width]
+            return x + jnp.max(product(x, table), axis=1, keepdims=True).astype(dtype)
 
         return jax.lax.fori_loop(0, options.tokens_per_chunk, step, x)
 

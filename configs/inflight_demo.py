@@ -17,6 +17,7 @@ def get_config() -> ConfigDict:
     config = quickstart.get_config()
     config.data.prompt_format = "Question: {problem} Think step by step.\nAnswer:"
     config.generation.slots = 6
+    config.generation.min_slots = 6
     config.generation.tokens_per_chunk = 8
     config.generation.max_prompt_tokens = 32
     config.generation.max_new_tokens = 128

@@ -21,6 +21,7 @@ def get_config() -> ConfigDict:
     config.meshes.generation_devices = (1,)
     config.data.arithmetic.max_operand = 12
     config.generation.slots = 32
+    config.generation.min_slots = 32
     config.generation.tokens_per_chunk = 2
     config.generation.max_prompt_tokens = 24
     config.generation.max_new_tokens = 8

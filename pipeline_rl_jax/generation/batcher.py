@@ -97,13 +97,16 @@ class ContinuousBatcher:
         self._cache_tokens = settings.min_cache_tokens
         self._pending: collections.deque[_Sample] = collections.deque()
         self._slots: list[_Sample | None] = [None] * engine.max_concurrent_decodes
+        self._slot_sizes = _slot_sizes(
+            engine.max_concurrent_decodes, settings.min_slots, parts=engine.mesh.shape["data"]
+        )
         self._last_version: int | None = None
         self.counts = BatcherCounts()
 
     @property
     def num_open_samples(self) -> int:
         """Slots that no admitted sample has or waits for."""
-        return max(0, self._slots.count(None) - len(self._pending))
+        return max(0, self._engine.max_concurrent_decodes - self.num_live)
 
     @property
     def num_live(self) -> int:
@@ -146,6 +149,7 @@ class ContinuousBatcher:
     def _advance(self, weights: VersionedParams) -> list[Completion]:
         if self._count_update(weights.version) and self._settings.kv_policy == "recompute":
             self.recompute(weights)
+        self._fit_slots()
         self._fill_slots(weights.params)
         if not any(self._slots):
             return []
@@ -182,6 +186,16 @@ class ContinuousBatcher:
         self.counts.inflight_updates += int(in_flight)
         self._last_version = version
         return in_flight
+
+    def _fit_slots(self) -> None:
+        """As a batch drains, decoding goes on in half as many slots; new samples widen it again."""
+        size = next((n for n in self._slot_sizes if n >= self.num_live), self._slot_sizes[-1])
+        if size == len(self._slots) or not self.num_live:
+            return
+        live = [slot for slot, sample in enumerate(self._slots) if sample is not None]
+        taken = live + [-1] * (size - len(live))
+        self._state = self._engine.take_slots(self._state, np.asarray(taken, np.int32))
+        self._slots = [self._slots[slot] if slot >= 0 else None for slot in taken]
 
     def _fill_slots(self, params: Any) -> None:
         filled = []
@@ -332,3 +346,11 @@ class ContinuousBatcher:
         sample = self._slots[slot]
         assert sample is not None
         return sample
+
+
+def _slot_sizes(most: int, least: int, *, parts: int) -> list[int]:
+    """Numbers of slots to decode in, ascending: halves of `most` that `parts` divide."""
+    sizes = [most]
+    while sizes[0] % (2 * parts) == 0 and sizes[0] // 2 >= least:
+        sizes.insert(0, sizes[0] // 2)
+    return sizes

@@ -134,7 +134,7 @@ def decode_forward(
         values.append(value_cache)
     hidden = rms_norm(hidden, params["final_norm"], epsilon=config.norm_epsilon)
     table = params["embedding" if config.tied_embeddings else "unembedding"]
-    return _product(hidden, table), Cache(keys=tuple(keys), values=tuple(values))
+    return product_float32(hidden, table), Cache(keys=tuple(keys), values=tuple(values))
 
 
 def cache_attention(
@@ -190,12 +190,12 @@ def _finish_layer(
 
 def _dense(x: jax.Array, weights: Mapping[str, jax.Array], name: str) -> jax.Array:
     """`x·Wᵀ + b`, accumulated in float32, in x's dtype."""
-    y = _product(x, weights[name])
+    y = product_float32(x, weights[name])
     bias = weights.get(f"{name}_bias")
     return (y if bias is None else y + bias.astype(jnp.float32)).astype(x.dtype)
 
 
-def _product(x: Float[Array, "... I"], weight: Float[Array, "O I"]) -> Float[Array, "... O"]:
+def product_float32(x: Float[Array, "... I"], weight: Float[Array, "O I"]) -> Float[Array, "... O"]:
     """`x·Wᵀ` in float32. For a single token per slot it is computed as `(W·xᵀ)ᵀ`.
 
     With few rows XLA's CPU product is up to 1.5 times as fast with the weight on the left; the

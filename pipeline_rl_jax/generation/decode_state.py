@@ -153,6 +153,25 @@ def insert_requests(
     return jax.lax.fori_loop(0, requests["count"], body, state)
 
 
+def taken(state: DecodeState, slots: jax.Array) -> DecodeState:
+    """The slots [N] of a state, in this order; a negative number is a free slot. Without caches.
+
+    Slots are rows like any other: nothing that is written depends on which row it is in.
+    """
+    fields = {
+        field.name: take_slots(getattr(state, field.name), slots)
+        for field in dataclasses.fields(state)
+        if field.name != "cache"
+    }
+    fields["active"] = fields["active"] & (slots >= 0)
+    return dataclasses.replace(state, **fields)
+
+
+def take_slots(array: jax.Array, slots: jax.Array) -> jax.Array:
+    """Rows of one array; what a negative number finds is junk."""
+    return jnp.take(array, jnp.maximum(slots, 0), axis=0)
+
+
 def resized(array: jax.Array, cache_tokens: int) -> jax.Array:
     """One cache array with `cache_tokens` positions: padded with zeros or cut."""
     grow = max(0, cache_tokens - array.shape[2])

@@ -106,6 +106,14 @@ class Engine(Protocol):
         """Ends what `slot` holds; it takes part in no further step."""
         ...
 
+    def take_slots(self, decode_state: DecodeState, slots: np.ndarray) -> DecodeState:
+        """A state of these slots [N] in this order, N as many as there are then; -1 = a free one.
+
+        Lets a batch that drains go on in fewer slots, and grow again. N is at most
+        `max_concurrent_decodes`, and compiled for each N.
+        """
+        ...
+
     def resize(self, decode_state: DecodeState, *, cache_tokens: int) -> DecodeState:
         """The same state with caches of `cache_tokens` positions a slot."""
         ...

@@ -33,6 +33,8 @@ from pipeline_rl_jax.generation.decode_state import (
     request_arrays,
     resized,
     state_sharding,
+    take_slots,
+    taken,
 )
 from pipeline_rl_jax.generation.engine import ResultTokens, SlotRequest
 from pipeline_rl_jax.generation.sampling import sample, uniforms
@@ -100,6 +102,9 @@ class TransformerEngine:
         self._free = jax.jit(_free, donate_argnums=0, out_shardings=shardings)
         cache = cache_sharding(mesh, config, slot_axis="data")
         self._resize = jax.jit(resized, static_argnums=1, out_shardings=cache)
+        self._take_cache = jax.jit(take_slots, out_shardings=cache)
+        without_cache = dataclasses.replace(shardings, cache=None)
+        self._take_fields = jax.jit(taken, out_shardings=without_cache)
 
     @property
     def max_concurrent_decodes(self) -> int:
@@ -154,6 +159,13 @@ class TransformerEngine:
     def free_resource(self, decode_state: DecodeState, slot: int) -> DecodeState:
         return self._free(decode_state, jax.device_put(np.int32(slot), self._replicated))
 
+    def take_slots(self, decode_state: DecodeState, slots: np.ndarray) -> DecodeState:
+        """Array by array, so that at most one cache is there twice."""
+        rows = jax.device_put(np.asarray(slots, np.int32), self._replicated)
+        fields = self._take_fields(dataclasses.replace(decode_state, cache=None), rows)
+        cache = jax.tree.map(lambda x: self._take_cache(x, rows), decode_state.cache)
+        return dataclasses.replace(fields, cache=cache)
+
     def resize(self, decode_state: DecodeState, *, cache_tokens: int) -> DecodeState:
         """Array by array, so that at most one is there twice."""
         if cache_tokens == decode_state.cache.num_positions:
@@ -164,7 +176,7 @@ class TransformerEngine:
     def _decode_chunk(
         self, params: EngineParams, state: DecodeState, is_stop: jax.Array
     ) -> tuple[DecodeState, ResultTokens]:
-        slots, num_steps = self.settings.slots, self.settings.tokens_per_chunk
+        slots, num_steps = state.tokens.shape[0], self.settings.tokens_per_chunk
         written = ResultTokens(
             token_ids=jnp.zeros((num_steps, slots), jnp.int32),
             logprobs=jnp.zeros((num_steps, slots), jnp.float32),

@@ -2,12 +2,20 @@
 
 import collections
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
 
 from pipeline_rl_jax.records import Prompt, StopReason
-from tests.fakes.tiny_engine import TINY, FixedWeights, TinyGeneration, prompts, tiny_model
+from tests.fakes.tiny_engine import (
+    TINY,
+    FixedWeights,
+    TinyGeneration,
+    prompts,
+    tiny_mesh,
+    tiny_model,
+)
 from tests.fakes.tiny_tokenizer import END_ID, EOS_ID
 
 
@@ -173,6 +181,58 @@ def test_the_cache_grows_and_shrinks_with_what_is_live(tokenizer):
     batcher.admit(prompts(1, longest=3)[0], 1)
     batcher.advance(generation.weights)
     assert batcher._state.cache.num_positions == 8
+
+
+@pytest.mark.parametrize("data", [1, 2])
+def test_a_batch_that_drains_goes_on_in_fewer_slots_with_the_same_tokens(tokenizer, data):
+    context = dataclasses.replace(TINY, max_positions=20)  # long prompts end early
+    made = functools.partial(
+        TinyGeneration,
+        tokenizer,
+        mesh=tiny_mesh(data=data),
+        config=context,
+        slots=8,
+        min_cache_tokens=20,
+        ignore_eos=True,
+    )
+    expected = made(min_slots=8).complete(prompts(8))
+    assert len({c.num_tokens for c in expected.values()}) > 3
+    narrowing = made(min_slots=2)
+    batcher = narrowing.batcher()
+    for _ in range(2):  # the second time from few slots back to all of them
+        done, sizes = {}, []
+        for prompt in prompts(8):
+            batcher.admit(prompt, 1)
+        while batcher.num_live:
+            done |= {
+                (c.prompt.prompt_id, c.sample_index): c for c in batcher.advance(narrowing.weights)
+            }
+            sizes.append(batcher._state.tokens.shape[0])
+        assert sizes == sorted(sizes, reverse=True)
+        assert sizes[0] == 8
+        assert sizes[-1] == 2
+        assert done.keys() == expected.keys()
+        for key, completion in done.items():
+            np.testing.assert_array_equal(completion.token_ids, expected[key].token_ids)
+            np.testing.assert_allclose(completion.logprobs, expected[key].logprobs, atol=1e-5)
+    assert batcher.counts.slot_steps < 8 * batcher.counts.decode_steps
+
+
+def test_samples_that_come_while_the_batch_is_narrow_widen_it(tokenizer):
+    generation = TinyGeneration(tokenizer, slots=8, min_slots=2, ignore_eos=True)
+    batcher = generation.batcher()
+    batcher.admit(prompts(1)[0], 2)
+    early = batcher.advance(generation.weights)
+    assert batcher._state.tokens.shape[0] == 2
+    assert batcher.num_open_samples == 6
+    for prompt in prompts(4)[1:]:
+        batcher.admit(prompt, 2)
+    done = generation.drain(batcher) | {(c.prompt.prompt_id, c.sample_index): c for c in early}
+    wide = TinyGeneration(tokenizer, slots=8, min_slots=8, ignore_eos=True)
+    expected = wide.complete(prompts(4), group_size=2)
+    assert done.keys() == expected.keys()
+    for key, completion in done.items():
+        np.testing.assert_array_equal(completion.token_ids, expected[key].token_ids)
 
 
 def test_oldest_version_is_that_of_the_oldest_unfinished_token(tokenizer):
