@@ -1,7 +1,8 @@
 r"""Finds the answer inside a text: the last `\boxed{...}`, what follows `####`, and plain cleaning.
 
-Owns text only: nothing here knows what an answer means. One pass over the text whatever a model
-wrote, so ten thousand unclosed boxes cost no more than ten thousand letters.
+Owns text only, of data sets and of models alike: nothing here knows what an answer means. One pass
+over the text whatever a model wrote, so ten thousand unclosed boxes cost no more than ten thousand
+letters.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import re
 
 # A box command with or without its brace, an escaped character, or a brace. One or two backslashes
 # before the command: models that saw LaTeX inside JSON escape it twice.
-_TOKEN = re.compile(r"(?s)\\{1,2}(?P<box>boxed|fbox)(?![A-Za-z])\s*(?P<brace>\{)?|\\.|[{}]")
+_TOKEN = re.compile(
+    r"(?s)\\{1,2}(?P<box>boxed|fbox|framebox)(?![A-Za-z])\s*(?P<brace>\{)?|\\.|[{}]"
+)
 # Content of a box without braces: to the end of the formula or line, or to the next word.
 _GROUP = r"\{(?:[^{}$\n]|\{[^{}$\n]{0,99}\}){0,99}\}"
 _BARE_CONTENT = re.compile(rf"(?:(?!\\[)\]]|\s[A-Za-z]{{2,}})[^$\n{{}}]|{_GROUP}){{1,200}}")
@@ -20,7 +23,7 @@ _DELIMITED = re.compile(r"(?s)\$\$(.*[^\\])\$\$|\$(.*[^\\])\$|\\\((.*)\\\)|\\\[(
 
 
 def last_box(text: str) -> str | None:
-    r"""Content of the last balanced `\boxed{...}` or `\fbox{...}`, or None when there is none.
+    r"""Content of the last balanced `\boxed{...}`, `\fbox` or `\framebox`; None without one.
 
     The last to open, so of nested boxes the inner one. Also `\boxed 5`, up to the end of its
     formula. A box that never closes (a completion cut by a limit) is passed over.

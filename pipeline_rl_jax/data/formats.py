@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from pipeline_rl_jax.data.boxed import last_box
+from pipeline_rl_jax.data.answer_text import last_box
 from pipeline_rl_jax.data.problems import Problem
 
 _KEPT_FIELDS = ("id", "idx", "unique_id", "level", "subject", "type", "data_source")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline_rl_jax.rewards.answer_text import after_marker, clean_answer, gold_answer, last_box
+from pipeline_rl_jax.data.answer_text import after_marker, clean_answer, gold_answer, last_box
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,14 @@ from pipeline_rl_jax.rewards.answer_text import after_marker, clean_answer, gold
         (r"\boxed{3 and again \boxed{4}", "4"),
         (r"} \boxed{6} {", "6"),
         (r"\boxed{}", ""),
+        (r"$\fbox{4}$ and $\framebox{5}$", "5"),
+        (r"It is $\boxed 9$.", "9"),
+        (
+            r"$\boxed{\left\{x \mid x > \frac{1}{2}\right\}}$",
+            r"\left\{x \mid x > \frac{1}{2}\right\}",
+        ),
+        (r"$\boxed{\left\{ x \right.}$", r"\left\{ x \right."),
+        (r"$\boxed{a\\{b}}$", r"a\\{b}"),
         (r"\boxed{4", None),
         (r"\boxedset{4}", None),
         ("boxed{4}", None),
