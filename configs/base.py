@@ -115,6 +115,8 @@ def _generation() -> ConfigDict:
     return ConfigDict(
         {
             "slots": 64,  # [P] H, sequences decoded at once (64 a GPU in the paper's runs)
+            "min_slots": 8,  # a batch that drains goes on in halves of slots, down to this many; each
+            # size is compiled once; the same as slots = never
             "tokens_per_chunk": 16,  # K: decode steps between two looks for new weights
             "max_prompt_tokens": 1024,
             "max_new_tokens": 8192,  # [repo]

@@ -112,6 +112,7 @@ class DataSettings:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GenerationSettings:
     slots: int
+    min_slots: int
     tokens_per_chunk: int
     max_prompt_tokens: int
     max_new_tokens: int

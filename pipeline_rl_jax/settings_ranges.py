@@ -17,6 +17,7 @@ _AT_LEAST_ONE = (
     "data.arithmetic.num_records",
     "data.reasoning_gym.num_records",
     "generation.slots",
+    "generation.min_slots",
     "generation.tokens_per_chunk",
     "generation.max_prompt_tokens",
     "generation.max_new_tokens",
