@@ -160,6 +160,7 @@ class Session:
                     self._observer.save(self._trainer.version)  # nothing that was paid for is lost
                 raise
             finally:
+                self._observer.close()
                 await self._parts.scorer.close()
         self._channel.close()
         return 0 if self._stop_signal is None else 128 + self._stop_signal

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import resource
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -17,6 +16,7 @@ from pipeline_rl_jax.generation.batcher import BatcherCounts
 from pipeline_rl_jax.orchestrate.stages import StepReport
 from pipeline_rl_jax.orchestrate.totals import RunTotals
 from pipeline_rl_jax.settings import Settings
+from pipeline_rl_jax.telemetry.process import CompilationCounter, resident_bytes
 from pipeline_rl_jax.telemetry.progress import Progress, ProgressReport
 from pipeline_rl_jax.telemetry.samples import SampleWriter
 from pipeline_rl_jax.telemetry.spans import span, take_span_totals
@@ -55,6 +55,7 @@ class RunObserver:
         self._outlets = outlets
         self._hooks = hooks
         self._saved_version: int | None = None
+        self._compilations = CompilationCounter()
         self.start_clock()
 
     def start_clock(self) -> None:
@@ -62,6 +63,9 @@ class RunObserver:
         self._last_seconds = time.monotonic()
         self._last_counts = copy.copy(self._hooks.generation_counts())
         take_span_totals()
+
+    def close(self) -> None:
+        self._compilations.close()
 
     async def after_step(self, report: StepReport) -> None:
         elapsed, counts = self._take_elapsed()
@@ -136,7 +140,8 @@ class RunObserver:
             "lag/masked_tokens": float(report.masked_tokens),
             "run/samples": float(totals.samples),
             "run/train_seconds": totals.train_seconds,
-            "host/memory_bytes": float(_peak_memory_bytes()),
+            "host/memory_bytes": float(resident_bytes()),
+            "host/compilations": float(self._compilations.count),
             **{f"drops/{name}_total_rollouts": float(n) for name, n in report.dropped.items()},
             **{
                 f"waits/{_snake(who)}_for_{_snake(whom)}_seconds": seconds
@@ -173,7 +178,3 @@ def _waited(waits: Mapping[tuple[str, str], float], waiting: str) -> float:
 
 def _snake(words: str) -> str:
     return "".join(c if c.isalnum() else "_" for c in words).strip("_").replace("__", "_")
-
-
-def _peak_memory_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

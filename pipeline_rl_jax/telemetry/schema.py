@@ -123,6 +123,7 @@ _RUN: Mapping[str, Metric] = {
     "run/samples": Metric("rollouts", "rollouts trained on, so far"),
     "run/train_seconds": Metric("seconds", "wall time since training began"),
     "host/memory_bytes": Metric("bytes", "resident memory of this process"),
+    "host/compilations": Metric("programs", "compiled by XLA since this run began"),
 }
 
 # `*` in a name stands for a part that a run brings with it: a reward, a task, a reason.
