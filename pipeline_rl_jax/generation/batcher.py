@@ -18,7 +18,7 @@ import numpy as np
 from pipeline_rl_jax.data.tokenizer import Tokenizer
 from pipeline_rl_jax.generation.engine import DecodeState, Engine, ResultTokens, SlotRequest
 from pipeline_rl_jax.generation.stopping import StopRules, StopStringWatcher
-from pipeline_rl_jax.records import Completion, Prompt, StopReason
+from pipeline_rl_jax.records import Chunk, Completion, Prompt, StopReason
 from pipeline_rl_jax.settings import GenerationSettings
 from pipeline_rl_jax.telemetry.spans import span
 
@@ -77,6 +77,7 @@ class ContinuousBatcher:
       tokenizer: for the text of completions.
       stop_rules: must be those the engine was built with.
       max_positions: context limit of the model.
+      emit_chunks: keep what every sample wrote, chunk by chunk, for `take_chunks`.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class ContinuousBatcher:
         tokenizer: Tokenizer,
         stop_rules: StopRules,
         max_positions: int,
+        emit_chunks: bool = False,
     ) -> None:
         self._engine = engine
         self._settings = settings
@@ -101,6 +103,7 @@ class ContinuousBatcher:
             engine.max_concurrent_decodes, settings.min_slots, parts=engine.mesh.shape["data"]
         )
         self._last_version: int | None = None
+        self._chunks: list[Chunk] | None = [] if emit_chunks else None
         self.counts = BatcherCounts()
 
     @property
@@ -158,6 +161,11 @@ class ContinuousBatcher:
             self._state, result = self._engine.generate(weights.params, self._state)
             result = result.fetch()
         return self._harvest(result, weights.version)
+
+    def take_chunks(self) -> list[Chunk]:
+        """What was written since the last call, in order; the last of a sample names its end."""
+        chunks, self._chunks = self._chunks or [], None if self._chunks is None else []
+        return chunks
 
     def cancel_all(self) -> list[Completion]:
         """Frees every slot and forgets every sample; returns them as far as they got."""
@@ -301,8 +309,11 @@ class ContinuousBatcher:
             if sample is None:
                 continue
             count = int(counts[slot])
+            start = len(sample.token_ids)
             reason = self._take(sample, slot, count, result, version)
             self.counts.decoded_tokens += count
+            if self._chunks is not None:
+                self._chunks.append(_chunk(sample, start, version, reason))
             if reason is not None:
                 self._slots[slot] = None
                 finished.append(self._complete(sample, reason))
@@ -346,6 +357,19 @@ class ContinuousBatcher:
         sample = self._slots[slot]
         assert sample is not None
         return sample
+
+
+def _chunk(sample: _Sample, start: int, version: int, reason: StopReason | None) -> Chunk:
+    """What a sample wrote from `start` on."""
+    return Chunk(
+        prompt=sample.prompt,
+        sample_index=sample.sample_index,
+        start=start,
+        token_ids=np.asarray(sample.token_ids[start:], np.int32),
+        logprobs=np.asarray(sample.logprobs[start:], np.float32),
+        weight_version=version,
+        stop_reason=reason,
+    )
 
 
 def _slot_sizes(most: int, least: int, *, parts: int) -> list[int]:

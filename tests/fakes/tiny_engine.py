@@ -91,13 +91,14 @@ class TinyGeneration:
         self.params = tiny_model()[1] if params is None else params
         self.weights = FixedWeights(0, self.engine.load_params(self.params))
 
-    def batcher(self, **changes) -> ContinuousBatcher:
+    def batcher(self, *, emit_chunks=False, **changes) -> ContinuousBatcher:
         return ContinuousBatcher(
             self.engine,
             dataclasses.replace(self.settings, **changes),
             tokenizer=self.tokenizer,
             stop_rules=self.stop_rules,
             max_positions=self.config.max_positions,
+            emit_chunks=emit_chunks,
         )
 
     def complete(self, prompts, *, group_size=1, batcher=None) -> dict:

@@ -235,6 +235,33 @@ def test_samples_that_come_while_the_batch_is_narrow_widen_it(tokenizer):
         np.testing.assert_array_equal(completion.token_ids, expected[key].token_ids)
 
 
+def test_chunks_are_what_was_written_piece_by_piece(tokenizer):
+    generation = TinyGeneration(tokenizer, max_new_tokens=10)
+    batcher = generation.batcher(emit_chunks=True)
+    for prompt in prompts(5):
+        batcher.admit(prompt, 2)
+    chunks, done = [], {}
+    while batcher.num_live:
+        for completion in batcher.advance(generation.weights):
+            done[(completion.prompt.prompt_id, completion.sample_index)] = completion
+        chunks.append(batcher.take_chunks())
+    assert len(done) == 10
+    assert batcher.take_chunks() == []
+    assert all(len({(c.prompt.prompt_id, c.sample_index) for c in at}) == len(at) for at in chunks)
+    for key, completion in done.items():
+        own = [c for at in chunks for c in at if (c.prompt.prompt_id, c.sample_index) == key]
+        np.testing.assert_array_equal(
+            np.concatenate([c.token_ids for c in own]), completion.token_ids
+        )
+        np.testing.assert_array_equal(
+            np.concatenate([c.logprobs for c in own]), completion.logprobs
+        )
+        starts = [c.start for c in own]
+        assert starts == [sum(c.token_ids.size for c in own[:i]) for i in range(len(own))]
+        assert [c.stop_reason for c in own[:-1]] == [None] * (len(own) - 1)
+        assert own[-1].stop_reason is completion.stop_reason
+
+
 def test_oldest_version_is_that_of_the_oldest_unfinished_token(tokenizer):
     generation = TinyGeneration(tokenizer, ignore_eos=True, slots=2)
     batcher = generation.batcher()
