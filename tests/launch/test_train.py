@@ -1,29 +1,10 @@
 """The program as a person starts it: from any directory, without installing anything."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+import functools
 
-ROOT = Path(__file__).parents[2]
+from tests.fakes.launching import launch, lines_of_mistake
 
-
-def train(*arguments, directory=ROOT):
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return subprocess.run(
-        [sys.executable, ROOT / "launch" / "train.py", *arguments],
-        cwd=directory,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
-def lines_of_mistake(result) -> list[str]:
-    assert result.returncode == 2, result.stderr
-    assert result.stdout == ""
-    return result.stderr.splitlines()
+train = functools.partial(launch, "train")
 
 
 def test_several_broken_constraints_are_one_line_each():
