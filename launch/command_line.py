@@ -8,8 +8,10 @@ also makes the package and `configs` importable (`search_path.py`).
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, TypeVar
 
@@ -39,8 +41,8 @@ def define_config() -> flags.FlagHolder[Any]:
 def run_main(main: Callable[[], int | None]) -> NoReturn:
     """Parses `sys.argv` into the flags that are defined, runs `main`, and exits.
 
-    Exit codes: what `main` returns (None is 0), 2 for a `SettingsError`, 130 for Ctrl-C, and
-    Python's own 1 with a traceback for everything else.
+    Exit codes: what `main` returns (None is 0), 2 for a `SettingsError`, 130 for Ctrl-C, and 1
+    with a traceback for everything else.
     """
     try:
         read_flags(sys.argv)
@@ -51,8 +53,22 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
         sys.exit(_MISTAKE_EXIT_CODE)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        sys.exit(_INTERRUPTED_EXIT_CODE)
+        _exit_at_once(_INTERRUPTED_EXIT_CODE)
+    except Exception:  # noqa: BLE001  # not swallowed: it is shown, and is the exit code
+        traceback.print_exc()
+        _exit_at_once(1)
     sys.exit(exit_code)
+
+
+def _exit_at_once(exit_code: int) -> NoReturn:
+    """Ends the process whatever its other threads do.
+
+    One of them may be in the middle of a device computation, and the interpreter's own way out
+    would abort the process there, with another exit code.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
 
 
 def required(flag: flags.FlagHolder[_Value | None], *, example: str) -> _Value:
