@@ -1,6 +1,7 @@
 """Every setting with its default, unit and reason. Experiments call `get_config()` and edit a few lines.
 
-Numbers marked [P] are from the PipelineRL paper, [repo] from its public code; the rest are ours.
+Numbers marked [P] are from the PipelineRL paper, [repo] from its public code, [O] from the OPPO paper;
+the rest are ours.
 """
 
 from ml_collections import ConfigDict
@@ -31,6 +32,7 @@ def get_config() -> ConfigDict:
     config.telemetry = ConfigDict(
         {
             "tensorboard": True,
+            "flops_utilisation": True,  # measure each mesh's peak at the start, and report against it
             "progress": "auto",  # auto = a live panel on a terminal, one line a step elsewhere; on; off
             "sample_completions": 4,  # completions written as text with their rewards, 0 = none
             "sample_every_steps": 5,
@@ -67,6 +69,7 @@ def _meshes() -> ConfigDict:
             "virtual_devices": 0,  # on CPU: how many devices to split the host into; 0 = as it is
             "trainer_devices": (0,),  # indices into jax.devices()
             "generation_devices": (0,),  # disjoint from trainer_devices, or the same single device
+            "reference_devices": (),  # of the reference policy, split like fsdp; () = the trainer's
             "trainer": ConfigDict(
                 {"data": 1, "fsdp": -1, "tensor": 1}
             ),  # axis sizes, -1 = the rest
@@ -89,6 +92,7 @@ def _data() -> ConfigDict:
                     "min_operand": 0,
                     "max_operand": 9,
                     "num_operands": 2,
+                    "first_operand_tail": 0.0,  # first operand min + i has weight (i + 1)^-tail
                     "num_records": 10_000,
                 }
             ),
@@ -138,15 +142,19 @@ def _generation() -> ConfigDict:
 def _rewards() -> ConfigDict:
     return ConfigDict(
         {
-            "correctness": "boxed",  # exact_number | boxed | user: 1 correct, 0 otherwise [P]
+            # exact_number | boxed: 1 correct, 0 otherwise [P]; code: unit tests; user: user_function
+            "correctness": "boxed",
             "correctness_weight": 1.0,
             "format_pattern": "",  # regular expression for re.search in the text; empty = off
             "format_weight": 0.0,
             "overlong_buffer_tokens": 0,  # [P] soft penalty near the limit; size not given; 0 = off
             "overlong_weight": 1.0,
             "user_function": "",  # "package.module:function" of (Completion) -> float
-            "num_workers": 1,  # processes that judge boxed answers and search format_pattern
-            "deadline_seconds": 5.0,  # verifier: late is wrong; user function: late is dropped
+            "code_score": "all",  # code: 1 when all tests pass, or the share that does
+            "code_memory_bytes": 512 * 2**20,  # code: of one process of a tested program
+            "num_workers": 1,  # processes that judge boxed answers and search format_pattern; programs
+            # tested at once
+            "deadline_seconds": 5.0,  # verifier and code: late is wrong; user function: late is dropped
         }
     )
 
@@ -155,20 +163,38 @@ def _algorithm() -> ConfigDict:
     return ConfigDict(
         {
             "group_size": 8,  # [repo] rollouts of one prompt in its GRPO config
-            "baseline": "group_mean",  # none | group_mean | leave_one_out | batch_mean
+            "baseline": "group_mean",  # none | group_mean | leave_one_out | batch_mean | value, which
+            # is a head on the policy [P] and works with any group_size, also 1 [repo]
+            "value_coefficient": 0.1,  # [repo] weight of the value loss (v - R)^2 / 2; baseline=value
             "normalise_std": False,  # divide by the group's standard deviation
             "batch_normalise": False,  # whiten advantages over the batch's rollouts (REINFORCE++)
             "std_floor": 1e-4,  # a standard deviation not above it is none: advantage 0, not a quotient
-            "loss": "is_reinforce",  # [P] clamped importance-weighted REINFORCE
+            "loss": "is_reinforce",  # [P] clamped importance-weighted REINFORCE | ppo | cispo | gspo
+            "ratio_anchor": "behaviour",  # the policy under the loss's ratio: behaviour (the sampler,
+            # any lag is in the ratio) | current (the weights before the step: the ratio is 1)
             "importance_clamp": 5.0,  # [P] c of equation 5, clamps the ratio from above only
             "clip_low": 0.2,  # ppo, gspo: 1 - clip_low bounds the ratio from below
             "clip_high": 0.2,  # ppo, cispo, gspo: 1 + clip_high bounds it from above
             "dual_clip": 0.0,  # ppo: bound for negative advantages, above 1; 0 = off
+            "is_correction": "none",  # beside the loss, on current / behaviour: none | truncated (weight
+            # min(highest, ratio); ratio_anchor=current only) | masked (tokens out of range leave)
+            "is_lowest": 0.5,  # masked: smallest ratio that stays
+            "is_highest": 5.0,  # masked: largest ratio that stays; truncated: ceiling of the weight
             "entropy_coefficient": 0.0,  # [P] 0; weight of an entropy bonus per token, in 1/nats
+            "kl_coefficient": 0.0,  # [P] 0; weight of KL(current, reference) per token, in 1/nats
+            "kl_estimator": "k3",  # [P] k1 | k2 | k3; k1 in the loss has a gradient of mean 0
+            "kl_in": "loss",  # loss (per token, with gradient) | reward (minus its sum, per rollout)
+            "reference": "",  # Hugging Face directory or hub id; empty = the weights the run starts from
+            "reference_dtype": "compute",  # it is held in: compute (= model.compute_dtype) | float32 | bfloat16
             "aggregation": "sequence_sum",  # [P] token sum over B sequences
             "aggregation_constant": 0.0,  # constant: divisor per sequence, in tokens
             "truncated": "train",  # completions cut by a limit: train | mask (neither loss nor baseline)
-            "zero_variance": "keep",  # groups whose rewards are all equal: keep | drop (counted)
+            # | penalise (their reward becomes truncated_reward)
+            "truncated_reward": 0.0,  # penalise: as much as a wrong answer; -1 is where the overlong penalty ends [P]
+            "zero_variance": "keep",  # groups whose rewards are all equal: keep | drop (counted) | refill
+            # (dropped before the batch is full, others are generated in their place; DAPO)
+            "max_refill_share": 3.0,  # refill: groups dropped for each one kept, at most; above it they
+            # are kept, so that a hard data set cannot stall the run
         }
     )
 
@@ -194,7 +220,7 @@ def _trainer() -> ConfigDict:
 def _schedule() -> ConfigDict:
     return ConfigDict(
         {
-            "name": "pipeline",  # conventional | one_step_off | pipeline
+            "name": "pipeline",  # conventional | one_step_off | pipeline | oppo
             "num_steps": 1000,  # [P] optimizer steps
             "optimizer_steps_per_round": 1,  # [P] G: steps on one round of rollouts; not pipeline
             "overlap": True,  # one_step_off: generate the next round while training on this one
@@ -202,6 +228,17 @@ def _schedule() -> ConfigDict:
             "beyond_max_lag": "wait",  # pipeline: wait (for the straggler) | drop | mask (its tokens)
             "stream_groups": 0,  # pipeline: no prompt is admitted while as many finished groups wait
             # for the trainer; 0 = one batch
+            "overcommit": ConfigDict(  # oppo: Δ, groups in flight beyond the B of a step
+                {
+                    "variant": "additive",  # fixed | additive (text of [O]) | proportional (Algorithm 1)
+                    "start_groups": 4,  # first Δ; not given by [O], whose figures fix 4 and 8
+                    "min_groups": 0,  # [O] often 0
+                    "max_groups": 8,  # not given by [O]
+                    "change_groups": 1,  # additive: [O] δ, e.g. 1
+                    "window_steps": 5,  # w steps the slope of the reward is taken over; not given by [O]
+                    "max_deferrals": 2,  # steps a group may be put off; [O]: almost always one
+                }
+            ),
             "scores_in_flight": 64,  # completions being scored at once
             "deadline_seconds": 1800.0,  # longest wait for another stage before the run ends, named
         }

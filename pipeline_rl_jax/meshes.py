@@ -1,6 +1,6 @@
-"""Devices split into a trainer mesh and a generation mesh.
+"""Devices split into a trainer mesh, a generation mesh and, if asked for, a reference mesh.
 
-Owns which device belongs to which side, the shape and axis names of both meshes, and how the rows
+Owns which device belongs to which side, the shape and axis names of the meshes, and how the rows
 of a batch lie on the trainer mesh. How weights lie on a mesh is in `models/partition.py`.
 """
 
@@ -25,10 +25,11 @@ ROW_AXES = ("data", "fsdp")  # rows of a batch are split over both: fsdp is data
 
 
 class Meshes(NamedTuple):
-    """Disjoint devices, or twice the same single device."""
+    """Trainer and generation are disjoint, or twice the same single device."""
 
     trainer: Mesh  # axes data, fsdp, tensor
     generation: Mesh  # axes data, tensor
+    reference: Mesh  # axes data, fsdp, tensor: the trainer's mesh, or devices of its own over fsdp
 
 
 def configure_virtual_devices(num_devices: int) -> None:
@@ -49,7 +50,7 @@ def configure_virtual_devices(num_devices: int) -> None:
 
 
 def build_meshes(settings: MeshSettings, devices: Sequence[jax.Device] | None = None) -> Meshes:
-    """Both meshes, from the devices that `settings` lists by index into `devices`.
+    """The meshes, from the devices that `settings` lists by index into `devices`.
 
     `devices` is `jax.devices()` if not given. Raises ValueError, naming the setting, when an index
     is out of range or listed twice, when the two sides overlap (other than being the same single
@@ -67,9 +68,11 @@ def build_meshes(settings: MeshSettings, devices: Sequence[jax.Device] | None = 
             f"{settings.generation_devices} share {shared}; give each side devices of its own, or "
             "both the same single device"
         )
+    trainer = _build(settings.trainer, sides["trainer"], "meshes.trainer")
     return Meshes(
-        trainer=_build(settings.trainer, sides["trainer"], "meshes.trainer"),
+        trainer=trainer,
         generation=_build(settings.generation, sides["generation"], "meshes.generation"),
+        reference=_build_reference(settings, devices) or trainer,
     )
 
 
@@ -98,6 +101,20 @@ def _pick(devices: Sequence[jax.Device], indices: Sequence[int], path: str) -> l
     if len(set(indices)) < len(indices):
         raise ValueError(f"{path} {tuple(indices)} must list every device once")
     return [devices[index] for index in indices]
+
+
+def _build_reference(settings: MeshSettings, devices: Sequence[jax.Device]) -> Mesh | None:
+    indices, path = settings.reference_devices, "meshes.reference_devices"
+    if not indices:
+        return None
+    shared = sorted({*indices} & {*settings.trainer_devices, *settings.generation_devices})
+    if shared:
+        raise ValueError(
+            f"{path} {indices} shares {shared} with the trainer or with generation; give the "
+            "reference policy devices of its own, or () for the trainer's"
+        )
+    axes = TrainerMeshSettings(data=1, fsdp=-1, tensor=1)
+    return _build(axes, _pick(devices, indices, path), path)
 
 
 def _build(

@@ -70,6 +70,7 @@ class MeshSettings:
     virtual_devices: int
     trainer_devices: tuple[int, ...]
     generation_devices: tuple[int, ...]
+    reference_devices: tuple[int, ...]
     trainer: TrainerMeshSettings
     generation: GenerationMeshSettings
 
@@ -80,6 +81,7 @@ class ArithmeticSettings:
     min_operand: int
     max_operand: int
     num_operands: int
+    first_operand_tail: float
     num_records: int
 
 
@@ -131,13 +133,15 @@ class GenerationSettings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RewardSettings:
-    correctness: Literal["exact_number", "boxed", "user"]
+    correctness: Literal["exact_number", "boxed", "code", "user"]
     correctness_weight: float
     format_pattern: str
     format_weight: float
     overlong_buffer_tokens: int
     overlong_weight: float
     user_function: str
+    code_score: Literal["all", "share"]
+    code_memory_bytes: int
     num_workers: int
     deadline_seconds: float
 
@@ -145,20 +149,42 @@ class RewardSettings:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AlgorithmSettings:
     group_size: int
-    baseline: Literal["none", "group_mean", "leave_one_out", "batch_mean"]
+    baseline: Literal["none", "group_mean", "leave_one_out", "batch_mean", "value"]
+    value_coefficient: float
     normalise_std: bool
     batch_normalise: bool
     std_floor: float
     loss: Literal["is_reinforce", "ppo", "cispo", "gspo"]
+    ratio_anchor: Literal["behaviour", "current"]
     importance_clamp: float
     clip_low: float
     clip_high: float
     dual_clip: float
+    is_correction: Literal["none", "truncated", "masked"]
+    is_lowest: float
+    is_highest: float
     entropy_coefficient: float
+    kl_coefficient: float
+    kl_estimator: Literal["k1", "k2", "k3"]
+    kl_in: Literal["loss", "reward"]
+    reference: str
+    reference_dtype: Literal["compute", "float32", "bfloat16"]
     aggregation: Literal["sequence_sum", "token_mean", "sequence_mean", "constant"]
     aggregation_constant: float
-    truncated: Literal["train", "mask"]
-    zero_variance: Literal["keep", "drop"]
+    truncated: Literal["train", "mask", "penalise"]
+    truncated_reward: float
+    zero_variance: Literal["keep", "drop", "refill"]
+    max_refill_share: float
+
+    @property
+    def needs_reference(self) -> bool:
+        """True when a coefficient asks for the logprobs of the reference policy."""
+        return self.kl_coefficient > 0
+
+    @property
+    def learns_values(self) -> bool:
+        """True when the policy carries a value head."""
+        return self.baseline == "value"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -177,14 +203,26 @@ class TrainerSettings:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class OvercommitSettings:
+    variant: Literal["fixed", "additive", "proportional"]
+    start_groups: int
+    min_groups: int
+    max_groups: int
+    change_groups: int
+    window_steps: int
+    max_deferrals: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ScheduleSettings:
-    name: Literal["conventional", "one_step_off", "pipeline"]
+    name: Literal["conventional", "one_step_off", "pipeline", "oppo"]
     num_steps: int
     optimizer_steps_per_round: int
     overlap: bool
     max_lag: int
     beyond_max_lag: Literal["wait", "drop", "mask"]
     stream_groups: int
+    overcommit: OvercommitSettings
     scores_in_flight: int
     deadline_seconds: float
 
@@ -214,6 +252,7 @@ class EvaluationSettings:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TelemetrySettings:
     tensorboard: bool
+    flops_utilisation: bool
     progress: Literal["auto", "on", "off"]
     sample_completions: int
     sample_every_steps: int

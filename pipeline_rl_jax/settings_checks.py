@@ -2,7 +2,8 @@
 
 Owns the checks that need no model, no data and no device, and `check_devices`, which needs only
 their number. Each check yields one complete line per problem: path, value, constraint, way out.
-The range of a number by itself is in `settings_ranges.py`.
+The range of a number by itself is in `settings_ranges.py`, the combinations inside `algorithm` are
+in `settings_algorithm.py`.
 """
 
 from __future__ import annotations
@@ -10,17 +11,18 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import operator
 import re
 import string
 from collections.abc import Iterator, Sequence
 
 from pipeline_rl_jax.settings import (
     GenerationMeshSettings,
+    OvercommitSettings,
     Settings,
     SettingsError,
     TrainerMeshSettings,
 )
+from pipeline_rl_jax.settings_algorithm import find_algorithm_problems
 from pipeline_rl_jax.settings_ranges import find_range_problems
 
 
@@ -41,7 +43,7 @@ def find_problems(settings: Settings) -> list[str]:
         _check_sampling,
         _check_rewards,
         _check_groups,
-        _check_loss,
+        _check_reference,
         _check_batch,
         _check_schedule,
         _check_outputs,
@@ -52,9 +54,9 @@ def find_problems(settings: Settings) -> list[str]:
 def check_devices(settings: Settings, num_devices: int) -> None:
     """Raises `SettingsError` when a mesh names a device that this process does not have."""
     problems = []
-    for path in ("meshes.trainer_devices", "meshes.generation_devices"):
-        indices = operator.attrgetter(path)(settings)
-        if max(indices) >= num_devices:
+    for name in ("trainer_devices", "generation_devices", "reference_devices"):
+        path, indices = f"meshes.{name}", getattr(settings.meshes, name)
+        if max(indices, default=0) >= num_devices:
             known = "index 0 only" if num_devices == 1 else f"indices 0 to {num_devices - 1}"
             problems.append(
                 f"{path} {indices} names device {max(indices)} but this process has {num_devices}: "
@@ -162,6 +164,11 @@ def _check_arithmetic(settings: Settings) -> Iterator[str]:
         yield (
             f"data.arithmetic.min_operand ({task.min_operand}) must be at most max_operand "
             f"({task.max_operand})"
+        )
+    if task.first_operand_tail > 4:
+        yield (
+            f"data.arithmetic.first_operand_tail ({task.first_operand_tail}) must be at most 4, or "
+            "nearly every problem begins with the same number"
         )
 
 
@@ -278,33 +285,32 @@ def _check_groups(settings: Settings) -> Iterator[str]:
             f"trainer.batch_rollouts ({batch}) must be a multiple of algorithm.group_size "
             f"({algorithm.group_size}); use {_nearest_multiples(batch, algorithm.group_size)}"
         )
-    if algorithm.group_size > 1:
+    max_new_tokens = settings.generation.max_new_tokens
+    yield from find_algorithm_problems(algorithm, max_new_tokens=max_new_tokens)
+
+
+def _check_reference(settings: Settings) -> Iterator[str]:
+    meshes, rows = settings.meshes, settings.trainer.rows_per_micro_batch
+    devices = meshes.reference_devices
+    if not devices:
         return
-    if algorithm.baseline in ("group_mean", "leave_one_out"):
+    path = "meshes.reference_devices"
+    if not settings.algorithm.needs_reference:
         yield (
-            f"algorithm.baseline ({algorithm.baseline}) compares the rollouts of one prompt, but "
-            "algorithm.group_size is 1; use a group_size of 2 or more, or baseline=batch_mean"
+            f"{path} {devices} are only used when algorithm.kl_coefficient (0.0) is more than 0; "
+            "set that, or this to ()"
         )
-    if algorithm.normalise_std:
+    yield from _check_device_list(path, devices, meshes.virtual_devices)
+    shared = sorted({*devices} & {*meshes.trainer_devices, *meshes.generation_devices})
+    if shared:
         yield (
-            "algorithm.normalise_std (True) needs more than one rollout in a group; use a "
-            "group_size of 2 or more, or False"
+            f"{path} {devices} shares {shared} with the trainer or with generation; give the "
+            "reference policy devices of its own, or () for the trainer's"
         )
-
-
-def _check_loss(settings: Settings) -> Iterator[str]:
-    algorithm = settings.algorithm
-    constant = algorithm.aggregation_constant
-    if algorithm.aggregation == "constant" and constant == 0:
+    if rows % len(devices):
         yield (
-            "algorithm.aggregation_constant (0.0) must be more than 0 when algorithm.aggregation "
-            f"is constant; for example generation.max_new_tokens "
-            f"({settings.generation.max_new_tokens})"
-        )
-    if algorithm.aggregation != "constant" and constant:
-        yield (
-            f"algorithm.aggregation_constant ({constant}) is only used when algorithm.aggregation "
-            f"({algorithm.aggregation}) is constant; set that, or this to 0.0"
+            f"trainer.rows_per_micro_batch ({rows}) must be a multiple of the {len(devices)} "
+            f"{path}, which split the rows too; use {_nearest_multiples(rows, len(devices))}"
         )
 
 
@@ -323,6 +329,25 @@ def _check_batch(settings: Settings) -> Iterator[str]:
         )
 
 
+def _check_overcommit(overcommit: OvercommitSettings, batch_groups: int) -> Iterator[str]:
+    path, most = "schedule.overcommit", overcommit.max_deferrals * batch_groups
+    if overcommit.variant == "fixed":
+        bounds = (0, overcommit.start_groups, most)
+    else:
+        bounds = (overcommit.min_groups, overcommit.start_groups, overcommit.max_groups)
+        if overcommit.max_groups > most:
+            yield (
+                f"{path}.max_groups ({overcommit.max_groups}) is more than max_deferrals * groups "
+                f"of a batch ({most}), which is all that can be put off; use {most} or less, or "
+                "raise max_deferrals"
+            )
+    if not bounds[0] <= bounds[1] <= bounds[2]:
+        yield (
+            f"{path}.start_groups ({bounds[1]}) must be {bounds[0]} to {bounds[2]} with variant "
+            f"{overcommit.variant}"
+        )
+
+
 def _check_schedule(settings: Settings) -> Iterator[str]:
     schedule, every_steps = settings.schedule, settings.publication.every_steps
     batch_groups = settings.trainer.batch_rollouts // settings.algorithm.group_size
@@ -338,6 +363,8 @@ def _check_schedule(settings: Settings) -> Iterator[str]:
             f"old, more than schedule.max_lag ({schedule.max_lag}) accepts; use at most "
             f"{schedule.max_lag + 1}, or a max_lag of {every_steps - 1} or more"
         )
+    if schedule.name == "oppo":
+        yield from _check_overcommit(schedule.overcommit, batch_groups)
     if schedule.deadline_seconds <= settings.rewards.deadline_seconds:
         yield (
             f"schedule.deadline_seconds ({schedule.deadline_seconds}) must be more than "

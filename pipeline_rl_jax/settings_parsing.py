@@ -19,6 +19,7 @@ from ml_collections import ConfigDict
 from pipeline_rl_jax.settings import Settings, SettingsError
 from pipeline_rl_jax.settings_checks import find_problems
 
+_Section = typing.TypeVar("_Section")
 _TYPE_WORDS = {
     bool: "True or False",
     int: "a whole number",
@@ -43,6 +44,16 @@ def parse_settings(config: ConfigDict | Mapping[str, Any]) -> Settings:
     if problems:
         raise SettingsError(*problems)
     return settings
+
+
+def parse_section(section_type: type[_Section], values: ConfigDict | Mapping[str, Any]) -> _Section:
+    """Frozen dataclasses other than `Settings`, read by the same rules; constraints unchecked."""
+    problems: list[str] = []
+    plain = values.to_dict() if isinstance(values, ConfigDict) else values
+    section = _parse_section(section_type, plain, "", problems)
+    if problems:
+        raise SettingsError(*problems)
+    return section
 
 
 def settings_to_dict(settings: Settings) -> dict[str, Any]:

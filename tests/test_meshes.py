@@ -16,12 +16,17 @@ from pipeline_rl_jax.settings import GenerationMeshSettings, MeshSettings, Train
 
 
 def mesh_settings(
-    trainer_devices=(0,), generation_devices=(0,), trainer=(1, -1, 1), generation=(-1, 1)
+    trainer_devices=(0,),
+    generation_devices=(0,),
+    trainer=(1, -1, 1),
+    generation=(-1, 1),
+    reference_devices=(),
 ) -> MeshSettings:
     return MeshSettings(
         virtual_devices=8,
         trainer_devices=trainer_devices,
         generation_devices=generation_devices,
+        reference_devices=reference_devices,
         trainer=TrainerMeshSettings(data=trainer[0], fsdp=trainer[1], tensor=trainer[2]),
         generation=GenerationMeshSettings(data=generation[0], tensor=generation[1]),
     )
@@ -36,6 +41,16 @@ def test_both_sides_may_be_one_device():
     assert meshes.trainer.shape == {"data": 1, "fsdp": 1, "tensor": 1}
     assert meshes.generation.shape == {"data": 1, "tensor": 1}
     assert meshes.trainer.devices.ravel()[0] == meshes.generation.devices.ravel()[0]
+
+
+def test_the_reference_has_the_trainers_mesh_or_devices_of_its_own():
+    meshes = build_meshes(mesh_settings())
+    assert meshes.reference is meshes.trainer
+    own = build_meshes(mesh_settings((0, 1), (2,), reference_devices=(5, 4))).reference
+    assert own.shape == {"data": 1, "fsdp": 2, "tensor": 1}
+    assert device_ids(own) == [[5, 4]]
+    with pytest.raises(ValueError, match=r"reference_devices \(1, 3\) shares \[1\]"):
+        build_meshes(mesh_settings((0, 1), (2,), reference_devices=(1, 3)))
 
 
 def test_listed_devices_fill_the_axes_in_order():

@@ -11,6 +11,7 @@ from pipeline_rl_jax.settings import (
 )
 from pipeline_rl_jax.settings_checks import check_devices, find_problems
 from tests.fakes.settings import make_settings
+from tests.fakes.stages import make_overcommit
 
 
 def trainer_mesh(data=1, fsdp=-1, tensor=1):
@@ -19,6 +20,7 @@ def trainer_mesh(data=1, fsdp=-1, tensor=1):
 
 def arithmetic(**changes):
     values = {"operations": "+", "min_operand": 0, "max_operand": 9, "num_operands": 2}
+    values["first_operand_tail"] = 0.0
     return ArithmeticSettings(**{**values, "num_records": 100, **changes})
 
 
@@ -76,19 +78,6 @@ PROBLEMS = {
         {"rewards": {"overlong_buffer_tokens": 8192}},
         "must be below generation.max_new_tokens (8192); use 2048, or 0 for off",
     ),
-    "group mean of one": ({"algorithm": {"group_size": 1}}, "algorithm.baseline (group_mean)"),
-    "std of one": (
-        {"algorithm": {"group_size": 1, "baseline": "none", "normalise_std": True}},
-        "algorithm.normalise_std (True) needs more than one rollout",
-    ),
-    "constant missing": (
-        {"algorithm": {"aggregation": "constant"}},
-        "algorithm.aggregation_constant (0.0) must be more than 0",
-    ),
-    "constant unused": (
-        {"algorithm": {"aggregation_constant": 100.0}},
-        "algorithm.aggregation_constant (100.0) is only used when",
-    ),
     "warm-up longer than the run": (
         {"trainer": {"warmup_steps": 1000}},
         "trainer.warmup_steps (1000) must be below schedule.num_steps (1000); use 100",
@@ -100,6 +89,28 @@ PROBLEMS = {
     "stream below a batch": (
         {"schedule": {"stream_groups": 100}},
         "use 128 or more, or 0",  # 1024 / 8 groups
+    ),
+    "overcommit beyond what can be put off": (
+        {"schedule": {"name": "oppo", "overcommit": make_overcommit(max_deferrals=0)}},
+        "schedule.overcommit.start_groups (2) must be 0 to 0 with variant fixed",
+    ),
+    "overcommit outside its bounds": (
+        {
+            "schedule": {
+                "name": "oppo",
+                "overcommit": make_overcommit(variant="additive", start_groups=9),
+            }
+        },
+        "schedule.overcommit.start_groups (9) must be 0 to 8 with variant additive",
+    ),
+    "overcommit that cannot be reached": (
+        {
+            "schedule": {
+                "name": "oppo",
+                "overcommit": make_overcommit(variant="additive", max_groups=300),
+            }
+        },
+        "schedule.overcommit.max_groups (300) is more than max_deferrals * groups of a batch (256)",
     ),
     "impatient schedule": (
         {"schedule": {"deadline_seconds": 5.0}},
@@ -189,6 +200,22 @@ PROBLEMS = {
             }
         },
         "generation.slots (64) must be a multiple of meshes.generation.data (3); use 63 or 66",
+    ),
+    "reference without use": (
+        {"meshes": {"reference_devices": (1,)}},
+        "meshes.reference_devices (1,) are only used when algorithm.kl_coefficient (0.0) is more",
+    ),
+    "reference on the trainer's device": (
+        {"meshes": {"reference_devices": (0, 1)}, "algorithm": {"kl_coefficient": 0.1}},
+        "meshes.reference_devices (0, 1) shares [0] with the trainer or with generation",
+    ),
+    "rows over the reference": (
+        {"meshes": {"reference_devices": (1, 2, 3)}, "algorithm": {"kl_coefficient": 0.1}},
+        "trainer.rows_per_micro_batch (8) must be a multiple of the 3 meshes.reference_devices",
+    ),
+    "ratio twice": (
+        {"algorithm": {"is_correction": "truncated"}},
+        "algorithm.is_correction (truncated) weighs tokens by current / behaviour",
     ),
     "rows over an open axis": (
         {

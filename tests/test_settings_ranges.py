@@ -23,8 +23,16 @@ _FREE = {
     "rewards.correctness_weight",
     "rewards.format_weight",
     "rewards.overlong_weight",
+    "algorithm.truncated_reward",
 }
-_OWN_RULE = {"generation.top_p", "trainer.beta1", "trainer.beta2", "algorithm.dual_clip"}
+_OWN_RULE = {
+    "schedule.overcommit.start_groups",
+    "schedule.overcommit.max_groups",
+    "generation.top_p",
+    "trainer.beta1",
+    "trainer.beta2",
+    "algorithm.dual_clip",
+}
 
 
 def change(path: str, value: float):

@@ -18,16 +18,20 @@ def compute_advantages(
     rewards: Float[np.ndarray, " N"],
     group_index: Int[np.ndarray, " N"],
     valid: Bool[np.ndarray, " N"],
+    penalties: Float[np.ndarray, " N"] | None = None,
 ) -> Float[np.ndarray, " N"]:
     """A = R − baseline, float32, 0 where not valid; by setting over the standard deviation.
 
-    `normalise_std` divides by the group's population standard deviation (GRPO), and
-    `batch_normalise` then whitens over the batch's rollouts (REINFORCE++, arXiv 2501.03262).
-    A spread not above `std_floor` gives 0 instead of a quotient: rewards that differ by rounding
-    only carry no signal.
+    R is `rewards` − `penalties` (of a KL in the reward), the baseline is made of R too.
+    `normalise_std` divides by the group's population standard deviation of `rewards` (GRPO): where
+    these are equal, what is left is the penalty alone, and must not be scaled up to their size.
+    `batch_normalise` then whitens over the batch's rollouts (REINFORCE++, arXiv 2501.03262). A
+    spread not above `std_floor` gives 0 instead of a quotient: rewards that differ by rounding only
+    carry no signal. With a learned baseline (`value`) A is R: values are taken off in the step.
     """
     rewards = np.where(valid, rewards, 0.0)  # float64, and no NaN from here on
-    advantages = rewards - _baseline(settings.baseline, rewards, group_index, valid=valid)
+    penalised = rewards if penalties is None else np.where(valid, rewards - penalties, 0.0)
+    advantages = penalised - _baseline(settings.baseline, penalised, group_index, valid=valid)
     if settings.normalise_std:
         spread = group_std(rewards, group_index, valid=valid)
         advantages = _divide(advantages, spread, floor=settings.std_floor)
@@ -109,7 +113,7 @@ def _baseline(
             return leave_one_out(rewards, group_index, valid=valid)
         case "batch_mean":
             return group_mean(rewards, np.zeros_like(group_index), valid=valid)
-        case _:  # none
+        case _:  # none, value
             return np.zeros_like(rewards)
 
 

@@ -60,6 +60,13 @@ def sequence_ratios(
     return zero_masked(jax.lax.stop_gradient(ratios) * unit, mask)
 
 
+def within_range(
+    ratios: Float[Array, "R T"], *, lowest: float, highest: float
+) -> Bool[Array, "R T"]:
+    """True where lowest ≤ ratio ≤ highest: the tokens on which the two policies agree enough."""
+    return (ratios >= lowest) & (ratios <= highest)
+
+
 def truncated_weights(ratios: Float[Array, "R T"], ceiling: float) -> Float[Array, "R T"]:
     """min(c, ratio), detached: bounded from above only. Source: IMPALA; PipelineRL, eq. 5."""
     return jax.lax.stop_gradient(jnp.minimum(ratios, ceiling))
@@ -73,7 +80,7 @@ def masked_weights(
     A token the two policies disagree on too much is left out instead of bounded.
     """
     ratios = jax.lax.stop_gradient(ratios)
-    return jnp.where((ratios >= lowest) & (ratios <= highest), ratios, 0.0)
+    return jnp.where(within_range(ratios, lowest=lowest, highest=highest), ratios, 0.0)
 
 
 def effective_sample_share(

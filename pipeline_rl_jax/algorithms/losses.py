@@ -16,7 +16,7 @@ algorithms are combinations of settings:
 | GSPO        | gspo         | group_mean    | group std      | sequence_mean | 3e-4 and 4e-4 |
 
 Divided by: `normalise_std` (group), `batch_normalise` (batch). 1: clip 0.2 below, 0.28 above,
-`zero_variance = drop`, overlong penalty in the reward.
+`zero_variance = refill`, overlong penalty in the reward. The same as flags: docs/losses.md.
 """
 
 from typing import NamedTuple
@@ -38,7 +38,7 @@ class PolicyTokens(NamedTuple):
     """What a policy loss is a function of; the gradient flows through `current_logprobs` only."""
 
     current_logprobs: Float[Array, "R T"]  # log π, the policy in training
-    behaviour_logprobs: Float[Array, "R T"]  # log μ, the policy that sampled
+    behaviour_logprobs: Float[Array, "R T"]  # log μ, the policy that sampled, or another anchor
     advantages: Float[Array, "R T"]
     mask: Bool[Array, "R T"]  # True at tokens to train on
     segment_ids: Int[Array, "R T"]

@@ -6,7 +6,7 @@ and lengths are measured where rollouts are still whole, in `preprocess/`.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,18 @@ from jaxtyping import Array, Float, Int
 from pipeline_rl_jax.algorithms.importance import MAX_LOG_RATIO, effective_sample_share
 from pipeline_rl_jax.algorithms.kl import kl_estimates
 from pipeline_rl_jax.algorithms.masked import masked_sum, zero_masked
+from pipeline_rl_jax.algorithms.values import value_loss
 from pipeline_rl_jax.records import PackedBatch
+
+
+class ValueSums(NamedTuple):
+    """What explained variance is made of."""
+
+    loss: jax.Array
+    returns: jax.Array
+    return_squares: jax.Array
+    errors: jax.Array  # R − v
+    error_squares: jax.Array
 
 
 class TokenSums(NamedTuple):
@@ -40,12 +51,24 @@ class TokenSums(NamedTuple):
     kl_k3: jax.Array
     surprisal: jax.Array  # −log π
     entropy: jax.Array | None = None  # exact entropies, where the model was asked for them
+    reference_k1: jax.Array | None = None  # estimates of KL(current ‖ reference)
+    reference_k3: jax.Array | None = None
+    values: ValueSums | None = None
 
 
-def empty_sums(*, with_entropy: bool = False) -> TokenSums:
+def empty_sums(
+    *, with_entropy: bool = False, with_reference: bool = False, with_values: bool = False
+) -> TokenSums:
     """The sums of no token: what an accumulation starts from."""
-    sums = dict.fromkeys(TokenSums._fields, jnp.zeros((), jnp.float32))
-    return TokenSums(**sums) if with_entropy else TokenSums(**sums)._replace(entropy=None)
+    zero = jnp.zeros((), jnp.float32)
+    required = dict.fromkeys(TokenSums._fields[: -len(TokenSums._field_defaults)], zero)
+    return TokenSums(
+        **required,
+        entropy=zero if with_entropy else None,
+        reference_k1=zero if with_reference else None,
+        reference_k3=zero if with_reference else None,
+        values=ValueSums(zero, zero, zero, zero, zero) if with_values else None,
+    )
 
 
 def token_sums(
@@ -56,7 +79,8 @@ def token_sums(
 ) -> TokenSums:
     """Sums over the `loss_mask` tokens of a batch or of any slice of its rows.
 
-    `statistics` as `losses.TokenLoss` has them, plus `entropy` (nats) if it is to be reported.
+    `statistics` as `losses.TokenLoss` has them, plus those that are to be reported of `entropy`
+    (nats), `reference_k1` and `reference_k3` (nats), `values`.
     `trained_version` is the number of optimizer steps in the parameters that gave the logprobs
     (before this batch's update); the lag of a token is that minus its weight version.
     """
@@ -71,7 +95,10 @@ def token_sums(
     fresh = mask & (lags == 0)
     # The tokens were sampled by the behaviour policy, so it stands on the left of the divergence.
     behaviour, current = jnp.zeros_like(logs), logs
-    entropy = statistics.get("entropy")
+
+    def total(name: str) -> jax.Array | None:
+        return masked_sum(statistics[name], mask) if name in statistics else None
+
     return TokenSums(
         tokens=jnp.sum(mask, dtype=jnp.float32),
         ratio=jnp.sum(ratios),
@@ -91,18 +118,21 @@ def token_sums(
         kl_k1=jnp.sum(kl_estimates(behaviour, current, mask, estimator="k1")),
         kl_k3=jnp.sum(kl_estimates(behaviour, current, mask, estimator="k3")),
         surprisal=masked_sum(statistics["surprisal"], mask),
-        entropy=None if entropy is None else masked_sum(entropy, mask),
+        entropy=total("entropy"),
+        reference_k1=total("reference_k1"),
+        reference_k3=total("reference_k3"),
+        values=_value_sums(statistics["values"], batch) if "values" in statistics else None,
     )
 
 
 def combine(left: TokenSums, right: TokenSums) -> TokenSums:
     """The sums of two disjoint parts taken together; associative and commutative."""
-    combined = {
-        name: (jnp.maximum if name.endswith("_max") else jnp.add)(value, getattr(right, name))
-        for name, value in left._asdict().items()
-        if value is not None
-    }
-    return TokenSums(**combined)
+
+    def join(name: str, mine: Any, others: Any) -> Any:
+        return jax.tree.map(jnp.maximum if name.endswith("_max") else jnp.add, mine, others)
+
+    pairs = zip(left._asdict().items(), right, strict=True)
+    return TokenSums(**{name: join(name, mine, others) for (name, mine), others in pairs})
 
 
 def finish(sums: TokenSums) -> dict[str, Float[Array, ""]]:
@@ -133,4 +163,35 @@ def finish(sums: TokenSums) -> dict[str, Float[Array, ""]]:
     }
     if sums.entropy is not None:
         metrics["policy/entropy_nats"] = share(sums.entropy, tokens)
+    if sums.reference_k1 is not None and sums.reference_k3 is not None:
+        metrics["policy/kl_to_reference_nats"] = share(sums.reference_k1, tokens)
+        metrics["policy/kl_to_reference_k3_nats"] = share(sums.reference_k3, tokens)
+    if sums.values is not None:
+        metrics["value/loss"] = share(sums.values.loss, tokens)
+        metrics["value/explained_variance"] = _explained_variance(sums.values, tokens)
     return metrics
+
+
+def _value_sums(values: Float[Array, "R T"], batch: PackedBatch) -> ValueSums:
+    mask, returns = jnp.asarray(batch.loss_mask), jnp.asarray(batch.returns)
+    errors = zero_masked(returns - values, mask)
+    return ValueSums(
+        loss=jnp.sum(value_loss(values, returns, mask)),
+        returns=masked_sum(returns, mask),
+        return_squares=masked_sum(jnp.square(returns), mask),
+        errors=jnp.sum(errors),
+        error_squares=jnp.sum(jnp.square(errors)),
+    )
+
+
+def _explained_variance(sums: ValueSums, tokens: jax.Array) -> jax.Array:
+    """1 − Var(R − v) / Var(R) over the tokens; 0 where the returns do not vary."""
+    count = jnp.maximum(tokens, 1.0)
+
+    def variance(total: jax.Array, squares: jax.Array) -> jax.Array:
+        return squares / count - jnp.square(total / count)
+
+    spread = variance(sums.returns, sums.return_squares)
+    varies = spread > 1e-6 * sums.return_squares / count  # what rounding leaves is no spread
+    unexplained = variance(sums.errors, sums.error_squares) / jnp.where(varies, spread, 1.0)
+    return jnp.where(varies, 1.0 - unexplained, 0.0)

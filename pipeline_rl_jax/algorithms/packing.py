@@ -66,6 +66,16 @@ def pack(
     )
 
 
+def with_signals(batch: PackedBatch, *, advantages: np.ndarray, returns: np.ndarray) -> PackedBatch:
+    """The batch with one advantage and one return for all loss tokens of a sequence, [B] each."""
+    mask, sequence_index = np.asarray(batch.loss_mask), np.asarray(batch.sequence_index)
+
+    def spread(values: np.ndarray) -> np.ndarray:
+        return np.where(mask, np.asarray(values, np.float32)[sequence_index], np.float32(0.0))
+
+    return dataclasses.replace(batch, advantages=spread(advantages), returns=spread(returns))
+
+
 def plan_rows(lengths: Sequence[int], *, tokens_per_row: int) -> list[Placement]:
     """First-fit decreasing: longest first (ties in order), each into the first row with room.
 

@@ -32,6 +32,9 @@ LOGICAL_AXES: Mapping[str, tuple[str | None, ...]] = {
     "gate": (None, "width", "mlp"),
     "up": (None, "width", "mlp"),
     "down": (None, "mlp", "width"),
+    "head_bias": (),
+    "head_weight": (None,),
+    "score": (None, None),
 }
 MESH_AXIS = {
     "vocabulary": "tensor",
@@ -43,7 +46,12 @@ MESH_AXIS = {
 
 
 def param_shardings(config: ModelConfig, mesh: Mesh | AbstractMesh) -> dict:
-    """The parameter tree with a `NamedSharding` at every leaf.
+    """The parameter tree of `abstract_params` with a `NamedSharding` at every leaf."""
+    return tree_shardings(abstract_params(config), config, mesh)
+
+
+def tree_shardings(tree: dict, config: ModelConfig, mesh: Mesh | AbstractMesh) -> dict:
+    """Any tree whose leaves bear names of `LOGICAL_AXES`, with a `NamedSharding` at every leaf.
 
     An axis whose logical name maps to a mesh axis the mesh lacks is replicated (the generation mesh
     has no `fsdp`). KV heads that do not divide over `tensor` are replicated.
@@ -54,7 +62,7 @@ def param_shardings(config: ModelConfig, mesh: Mesh | AbstractMesh) -> dict:
         spec = [mesh_axis(axis, config, mesh) for axis in axes]
         return NamedSharding(mesh, PartitionSpec(*spec))
 
-    return jax.tree_util.tree_map_with_path(sharding, abstract_params(config))
+    return jax.tree_util.tree_map_with_path(sharding, tree)
 
 
 def check_divisible(config: ModelConfig, mesh: Mesh | AbstractMesh, *, section: str) -> None:

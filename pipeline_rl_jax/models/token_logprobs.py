@@ -59,6 +59,11 @@ def token_logprobs(
     return in_place(logprobs), in_place(entropy)
 
 
+def before_each_token(at_tokens: Float[Array, "B T"]) -> Float[Array, "B T"]:
+    """Entry t is what was computed at token t − 1, before token t was known; column 0 is 0."""
+    return jnp.pad(at_tokens, ((0, 0), (1, 0)))[:, :-1]
+
+
 def _score(
     states: jax.Array, output_embedding: jax.Array, targets: jax.Array, temperature: float
 ) -> tuple[jax.Array, jax.Array]:

@@ -16,7 +16,7 @@ from pipeline_rl_jax.checkpointing.store import CheckpointStore
 from pipeline_rl_jax.evaluation.greedy import Evaluation
 from pipeline_rl_jax.models.loading import initial_params
 from pipeline_rl_jax.models.partition import param_shardings
-from pipeline_rl_jax.orchestrate import conventional, one_step_off, pipeline, plan_text
+from pipeline_rl_jax.orchestrate import conventional, one_step_off, oppo, pipeline, plan_text
 from pipeline_rl_jax.orchestrate.device_stages import (
     BatchPreprocess,
     DevicePublication,
@@ -31,6 +31,8 @@ from pipeline_rl_jax.orchestrate.parts import Parts, build_parts
 from pipeline_rl_jax.orchestrate.stages import RunReport, Stages
 from pipeline_rl_jax.orchestrate.threads import StageThread
 from pipeline_rl_jax.orchestrate.totals import RunTotals
+from pipeline_rl_jax.orchestrate.utilisation import Utilisation, measure_utilisation
+from pipeline_rl_jax.preprocess.reference import ReferencePolicy
 from pipeline_rl_jax.settings import Settings, SettingsError, settings_errors
 from pipeline_rl_jax.telemetry.profile import ProfileWindow
 from pipeline_rl_jax.telemetry.progress import Progress, open_progress
@@ -46,6 +48,7 @@ _SCHEDULES = {
     "conventional": conventional.run,
     "one_step_off": one_step_off.run,
     "pipeline": pipeline.run,
+    "oppo": oppo.run,
 }
 
 
@@ -71,6 +74,7 @@ def run(settings: Settings, *, workdir: Workdir) -> int:
             checkpoints = CheckpointStore(workdir.checkpoints, settings)
             stack.callback(checkpoints.close)
             state, resumed = _restore_or_start(parts, checkpoints)
+            reference = parts.load_reference()
         write_config(workdir, settings)
         first_step = resumed["version"] + 1 if resumed else 0
         writer = open_writer(workdir, settings.telemetry, first_step=first_step)
@@ -82,6 +86,7 @@ def run(settings: Settings, *, workdir: Workdir) -> int:
         session = Session(
             parts,
             state,
+            reference=reference,
             checkpoints=checkpoints,
             profile=profile,
             outlets=Outlets(
@@ -107,6 +112,7 @@ class Session:
         parts: Parts,
         state: TrainState,
         *,
+        reference: ReferencePolicy | None,
         checkpoints: CheckpointStore,
         profile: ProfileWindow,
         outlets: Outlets,
@@ -130,10 +136,14 @@ class Session:
         self._batcher = parts.make_batcher()
         self._evaluator = parts.make_evaluator() if _evaluates(parts.settings) else None
         self._channel = parts.make_channel()
-        self._publication = DevicePublication(self._channel, parts.store, trainer=self._trainer)
+        self._reference = reference
+        self._publication = DevicePublication(
+            self._channel, parts.store, trainer=self._trainer, order=parts.order
+        )
         hooks = Hooks(
             generation_counts=lambda: self._batcher.counts,
             gauges=self._gauges,
+            utilisation=_measure(parts),
             evaluate=self._evaluate,
             save=self._save,
         )
@@ -219,6 +229,7 @@ class Session:
         counters = self._parts.scorer.counters
         return {
             **self._channel.take_metrics(),
+            "data/too_long_prompts": float(self._parts.prompts.num_dropped),
             **{f"rewards/{name}_completions": float(n) for name, n in counters.items()},
         }
 
@@ -228,8 +239,12 @@ class Session:
             prompts=parts.prompts,
             generation=EngineGeneration(self._batcher, threads["generation"]),
             scoring=RewardScoring(parts.scorer),
-            preprocess=BatchPreprocess(parts.settings, threads["preprocess"]),
-            training=MeshTraining(self._trainer, threads["training"], profile=profile),
+            preprocess=BatchPreprocess(
+                parts.settings, threads["preprocess"], reference=self._reference
+            ),
+            training=MeshTraining(
+                self._trainer, threads["training"], profile=profile, order=parts.order
+            ),
             publication=self._publication,
             observer=self._observer,
         )
@@ -261,8 +276,10 @@ def _restore_or_start(
 ) -> tuple[TrainState, Mapping[str, Any] | None]:
     """The newest checkpoint's state and metadata, or a fresh state and None."""
     settings, config, mesh = parts.settings, parts.config, parts.meshes.trainer
-    dtype = settings.model.param_dtype
-    wanted = abstract_state(parts.optimizer, config=config, mesh=mesh, param_dtype=dtype)
+    dtype, value_head = settings.model.param_dtype, settings.algorithm.learns_values
+    wanted = abstract_state(
+        parts.optimizer, config=config, mesh=mesh, param_dtype=dtype, value_head=value_head
+    )
     restored = checkpoints.restore_latest(wanted)
     if restored is not None:
         parts.prompts.restore(restored.metadata["prompts"])
@@ -274,7 +291,14 @@ def _restore_or_start(
         shardings=param_shardings(config, mesh),
         seed=settings.seed,
     )
-    return create_state(params, parts.optimizer, config=config, mesh=mesh), None
+    state = create_state(params, parts.optimizer, config=config, mesh=mesh, value_head=value_head)
+    return state, None
+
+
+def _measure(parts: Parts) -> Utilisation | None:
+    if not parts.settings.telemetry.flops_utilisation:
+        return None
+    return measure_utilisation(parts.config, parts.settings, parts.meshes)
 
 
 def _evaluates(settings: Settings) -> bool:

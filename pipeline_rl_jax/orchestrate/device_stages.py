@@ -1,11 +1,15 @@
 """The stages of a real run: thin adapters from the packages to the protocols of `stages.py`.
 
-Owns which thread works on which mesh: one for generation, one for training, one for preprocessing.
+Owns which thread works on which mesh: one for generation, one for training, one for preprocessing,
+in which the reference policy works too. Where several threads dispatch to the trainer's devices
+(training, publication, reference), `order` keeps them from doing so at once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,9 +17,12 @@ from typing import Any
 import numpy as np
 
 from pipeline_rl_jax.generation.batcher import ContinuousBatcher
+from pipeline_rl_jax.models.value_head import without_value_head
 from pipeline_rl_jax.orchestrate.stages import PreparedBatch
 from pipeline_rl_jax.orchestrate.threads import StageThread
 from pipeline_rl_jax.preprocess.batches import assemble
+from pipeline_rl_jax.preprocess.reference import ReferencePolicy
+from pipeline_rl_jax.preprocess.refill import RefillRule
 from pipeline_rl_jax.publication.device_channel import DeviceChannel
 from pipeline_rl_jax.publication.weight_store import PublishedWeights, WeightStore
 from pipeline_rl_jax.records import Completion, Group, PackedBatch, Prompt, Rollout
@@ -69,37 +76,68 @@ class RewardScoring:
 
 
 class BatchPreprocess:
-    """`PreprocessStage`: advantages and packing on the host."""
+    """`PreprocessStage`: packing, reference logprobs if a coefficient asks for them, advantages."""
 
-    def __init__(self, settings: Settings, thread: StageThread) -> None:
+    def __init__(
+        self, settings: Settings, thread: StageThread, *, reference: ReferencePolicy | None = None
+    ) -> None:
         self._settings = settings
         self._thread = thread
+        self._reference = reference
+        self._refill = RefillRule(settings)
+        self._refused: list[Group] = []  # since the batch before; measured, then forgotten
 
     def refuse(self, group: Group) -> str | None:
-        del group  # what a batch holds is decided when it is assembled
-        return None
+        reason = self._refill.refuse(group)
+        if reason is not None:
+            self._refused.append(group)
+        return reason
 
     async def assemble(self, groups: Sequence[Group], version: int) -> PreparedBatch:
         del version
-        return await self._thread.run(self._assemble, groups)
+        refused, self._refused = self._refused, []
+        metrics = {
+            "group/refused_groups": float(len(refused)),
+            "group/kept_unwillingly_groups": float(self._refill.take_num_kept_unwillingly()),
+        }
+        prepared = await self._thread.run(self._assemble, groups, refused)
+        return dataclasses.replace(prepared, metrics={**prepared.metrics, **metrics})
 
-    def _assemble(self, groups: Sequence[Group]) -> PreparedBatch:
+    def _assemble(self, groups: Sequence[Group], refused: Sequence[Group]) -> PreparedBatch:
         with span("preprocess"):
-            result = assemble(groups, self._settings)
+            result = assemble(
+                groups,
+                self._settings,
+                refused=refused,
+                reference_logprobs=self._score if self._reference else None,
+            )
         return PreparedBatch(
             batch=result.batch,
             dropped={reason.value: count for reason, count in result.num_dropped.items() if count},
             metrics=result.statistics,
         )
 
+    def _score(self, batch: PackedBatch) -> np.ndarray:
+        assert self._reference is not None
+        with span("reference"):
+            return self._reference.logprobs(batch)
+
 
 class MeshTraining:
     """`TrainingStage` over a trainer; the profiler's window opens and closes around its steps."""
 
-    def __init__(self, trainer: Trainer, thread: StageThread, *, profile: ProfileWindow) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        thread: StageThread,
+        *,
+        profile: ProfileWindow,
+        order: contextlib.AbstractContextManager,
+    ) -> None:
         self._trainer = trainer
         self._thread = thread
         self._profile = profile
+        self._order = order
 
     @property
     def version(self) -> int:
@@ -113,7 +151,9 @@ class MeshTraining:
         self._profile.before_step(step)
         start = time.monotonic()
         with span("train_step", step=step):
-            metrics = self._trainer.train(batch).fetch()
+            with self._order:
+                output = self._trainer.train(batch)
+            metrics = output.fetch()
         seconds = time.monotonic() - start
         self._profile.after_step(step)
         num_tokens = int(np.count_nonzero(np.asarray(batch.segment_ids)))
@@ -127,17 +167,25 @@ class MeshTraining:
 class DevicePublication:
     """`PublicationStage` between two meshes of this process."""
 
-    def __init__(self, channel: DeviceChannel, store: WeightStore, *, trainer: Trainer) -> None:
+    def __init__(
+        self,
+        channel: DeviceChannel,
+        store: WeightStore,
+        *,
+        trainer: Trainer,
+        order: contextlib.AbstractContextManager,
+    ) -> None:
         self._channel = channel
         self._store = store
         self._trainer = trainer
+        self._order = order
         self._published_version = -1
 
     def publish(self, version: int) -> None:
         if version == self._published_version:
             return  # sent already: at the start of a run it is asked for twice
-        with span("publish"):
-            self._channel.publish(version, self._trainer.state.params)
+        with span("publish"), self._order:
+            self._channel.publish(version, without_value_head(self._trainer.state.params))
         self._published_version = version
 
     def latest(self) -> PublishedWeights:

@@ -20,7 +20,7 @@ from pipeline_rl_jax.rollouts.groups import CollectedGroup, GroupCollector
 from pipeline_rl_jax.rollouts.staleness import LagAccount, LagBound
 from pipeline_rl_jax.rollouts.stream import MemoryStream
 from pipeline_rl_jax.rollouts.waits import Waits
-from pipeline_rl_jax.settings import Settings
+from pipeline_rl_jax.settings import OvercommitSettings, Settings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,6 +37,7 @@ class Plan:
     publish_every_steps: int  # pipeline
     steps_per_round: int  # conventional, one_step_off
     overlap: bool  # one_step_off
+    overcommit: OvercommitSettings  # oppo
     scores_in_flight: int
     deadline_seconds: float
 
@@ -55,6 +56,7 @@ class Plan:
             publish_every_steps=settings.publication.every_steps,
             steps_per_round=schedule.optimizer_steps_per_round,
             overlap=schedule.overlap,
+            overcommit=schedule.overcommit,
             scores_in_flight=schedule.scores_in_flight,
             deadline_seconds=schedule.deadline_seconds,
         )
@@ -64,16 +66,25 @@ class Flow:
     """One run: what its coroutines share."""
 
     def __init__(
-        self, stages: Stages, plan: Plan, *, bound: LagBound, stop: asyncio.Event | None = None
+        self,
+        stages: Stages,
+        plan: Plan,
+        *,
+        bound: LagBound,
+        account: LagAccount | None = None,
+        stop: asyncio.Event | None = None,
     ) -> None:
-        """`stop`, once set, ends the run after the optimizer step that is being taken."""
+        """`stop`, once set, ends the run after the optimizer step that is being taken.
+
+        `account` is for a schedule with a rule of its own on what may be out.
+        """
         self.stages = stages
         self.plan = plan
         self.bound = bound
         self.waits = Waits(plan.deadline_seconds)
         self.drops = DropCounter()
         self.collector = GroupCollector()
-        self.account = LagAccount(
+        self.account = account or LagAccount(
             bound,
             batch_groups=plan.batch_groups,
             next_version=stages.training.version,

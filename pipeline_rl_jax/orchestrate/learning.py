@@ -31,6 +31,10 @@ class TrainingBatch:
     masked_tokens: int
     metrics: Mapping[str, float]
 
+    def with_metrics(self, metrics: Mapping[str, float]) -> TrainingBatch:
+        """The same with metrics of the schedule's own beside the preprocessor's."""
+        return dataclasses.replace(self, metrics={**self.metrics, **metrics})
+
     @property
     def num_rollouts(self) -> int:
         return self.num_trained + sum(self.dropped.values())

@@ -15,6 +15,8 @@ from pipeline_rl_jax.evaluation.greedy import Evaluation
 from pipeline_rl_jax.generation.batcher import BatcherCounts
 from pipeline_rl_jax.orchestrate.stages import StepReport
 from pipeline_rl_jax.orchestrate.totals import RunTotals
+from pipeline_rl_jax.orchestrate.utilisation import Utilisation
+from pipeline_rl_jax.preprocess.provenance import lag_statistics
 from pipeline_rl_jax.settings import Settings
 from pipeline_rl_jax.telemetry.process import CompilationCounter, resident_bytes
 from pipeline_rl_jax.telemetry.progress import Progress, ProgressReport
@@ -40,6 +42,7 @@ class Hooks:
 
     generation_counts: Callable[[], BatcherCounts]
     gauges: Callable[[], Metrics]  # publication, data and reward counters, as metrics
+    utilisation: Utilisation | None  # None = not asked for
     evaluate: Callable[[], Awaitable[Evaluation]]
     save: Callable[[int, Mapping[str, Any]], None]  # version, what `RunTotals.restore` takes
 
@@ -73,6 +76,7 @@ class RunObserver:
         metrics = {
             **report.metrics,
             **self._step_metrics(report, counts, elapsed_seconds=elapsed),
+            **lag_statistics(report.groups, trained_version=report.version - 1),
             **self._hooks.gauges(),
             **take_span_totals().metrics(),
         }
@@ -126,6 +130,7 @@ class RunObserver:
         totals = self._totals
         waits = report.waited_seconds
         return {
+            **self._utilisation(report, counts),
             "trainer/step_seconds": elapsed_seconds,
             "trainer/samples_per_second": report.metrics.get("batch/rollouts", 0.0)
             / elapsed_seconds,
@@ -147,6 +152,18 @@ class RunObserver:
                 f"waits/{_snake(who)}_for_{_snake(whom)}_seconds": seconds
                 for (who, whom), seconds in waits.items()
             },
+        }
+
+    def _utilisation(self, report: StepReport, counts: BatcherCounts) -> dict[str, float]:
+        utilisation, busy = self._hooks.utilisation, report.metrics.get("trainer/busy_seconds")
+        if utilisation is None or busy is None:
+            return {}
+        num_tokens = counts.decoded_tokens + counts.prefilled_tokens
+        return {
+            "trainer/flops_utilisation_share": utilisation.trainer(report.groups, busy),
+            "generation/flops_utilisation_share": utilisation.generation(
+                num_tokens, counts.busy_seconds
+            ),
         }
 
     def _progress(

@@ -6,6 +6,7 @@ Owns construction: which part gets what. What the parts then do together is in `
 from __future__ import annotations
 
 import dataclasses
+import threading
 from pathlib import Path
 
 import jax
@@ -24,6 +25,8 @@ from pipeline_rl_jax.models.hf_config import read_config
 from pipeline_rl_jax.models.partition import check_divisible, param_shardings
 from pipeline_rl_jax.models.transformer import abstract_params
 from pipeline_rl_jax.orchestrate.model_source import prepare_model
+from pipeline_rl_jax.orchestrate.reference_model import ReferenceModel, find_reference
+from pipeline_rl_jax.preprocess.reference import ReferencePolicy
 from pipeline_rl_jax.publication.device_channel import DeviceChannel
 from pipeline_rl_jax.publication.weight_store import WeightStore
 from pipeline_rl_jax.rewards.scorer import CompletionScorer, build_scorer
@@ -47,6 +50,9 @@ class Parts:
     stop_rules: StopRules
     store: WeightStore
     scorer: CompletionScorer
+    reference: ReferenceModel | None  # only when a coefficient asks for it
+    # Held while a program is dispatched to the trainer's devices, by whichever thread.
+    order: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
     def make_batcher(self, *, greedy: bool = False) -> ContinuousBatcher:
         """A batcher with a decode state of its own over the one engine."""
@@ -70,6 +76,19 @@ class Parts:
             scorer=self.scorer,
         )
 
+    def load_reference(self) -> ReferencePolicy | None:
+        """The reference policy with its weights read from their source, never from a checkpoint."""
+        if self.reference is None:
+            return None
+        params = self.reference.load(self.settings, mesh=self.meshes.reference)
+        return ReferencePolicy(
+            self.reference.config,
+            params,
+            settings=self.settings,
+            mesh=self.meshes.reference,
+            order=self.order,
+        )
+
     def make_channel(self) -> DeviceChannel:
         """The way of the weights: trainer layout on both ends, the engine's made on arrival."""
         settings, config = self.settings, self.config
@@ -89,6 +108,7 @@ def build_parts(settings: Settings) -> Parts:
     tokenizer = load_tokenizer(Path(settings.model.tokenizer or directory).expanduser())
     meshes = build_meshes(settings.meshes)
     check_fit(settings, config, meshes, tokenizer=tokenizer)
+    reference = find_reference(settings, directory, policy=config, meshes=meshes)
     prompts = PromptLedger(build_prompt_stream(settings, tokenizer))
     stop_rules = StopRules(
         tokenizer,
@@ -115,6 +135,7 @@ def build_parts(settings: Settings) -> Parts:
         stop_rules=stop_rules,
         store=WeightStore(prepare=convert),
         scorer=build_scorer(settings.rewards, settings.generation),
+        reference=reference,
     )
 
 

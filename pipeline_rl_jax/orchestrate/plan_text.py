@@ -17,6 +17,7 @@ from pipeline_rl_jax.models.config import ModelConfig
 from pipeline_rl_jax.models.hf_config import read_config
 from pipeline_rl_jax.orchestrate.model_source import prepare_model
 from pipeline_rl_jax.orchestrate.parts import check_fit
+from pipeline_rl_jax.orchestrate.reference_model import find_reference, held_dtype
 from pipeline_rl_jax.settings import Settings
 from pipeline_rl_jax.settings_parsing import format_settings
 
@@ -25,14 +26,18 @@ _GIB = 2**30
 
 def describe(settings: Settings) -> str:
     """Everything a person wants to check before a long run. ValueError for what cannot work."""
-    config = read_config(prepare_model(settings.model.source))
+    directory = prepare_model(settings.model.source)
+    config = read_config(directory)
     meshes = build_meshes(settings.meshes)
     check_fit(settings, config, meshes, tokenizer=None)
+    reference = find_reference(settings, directory, policy=config, meshes=meshes)
     sections = {
         "settings": format_settings(settings).splitlines(),
         "model": _model_lines(config),
         "meshes": _mesh_lines(meshes),
-        "memory per device, at most": _memory_lines(settings, config, meshes),
+        "memory per device, at most": _memory_lines(
+            settings, config, meshes, reference=reference.config if reference else None
+        ),
         "one step": _step_lines(settings),
     }
     blocks = (
@@ -42,8 +47,17 @@ def describe(settings: Settings) -> str:
     return "\n\n".join(blocks)
 
 
-def trainer_bytes(settings: Settings, config: ModelConfig, meshes: Meshes) -> dict[str, int]:
-    """Bytes on each trainer device. Weights and moments are split over fsdp and tensor."""
+def trainer_bytes(
+    settings: Settings,
+    config: ModelConfig,
+    meshes: Meshes,
+    *,
+    reference: ModelConfig | None = None,
+) -> dict[str, int]:
+    """Bytes on each trainer device. Weights and moments are split over fsdp and tensor.
+
+    `reference` is the model of a reference policy, which is counted if it has no own devices.
+    """
     parts = meshes.trainer.shape["fsdp"] * meshes.trainer.shape["tensor"]
     weights = config.num_parameters // parts
     rows = settings.trainer.rows_per_micro_batch // math.prod(
@@ -55,13 +69,22 @@ def trainer_bytes(settings: Settings, config: ModelConfig, meshes: Meshes) -> di
     if settings.model.remat != "full":
         kept = config.num_layers * (6 * config.width + 3 * config.mlp_width)
     chunk = min(tokens, settings.model.logprob_chunk_tokens)
-    return {
+    sizes = {
         "weights": weights * _item_bytes(settings.model.param_dtype),
         "AdamW moments": 2 * weights * _item_bytes(settings.model.param_dtype),
         "gradients (float32)": 4 * weights,
         "activations of a micro-batch": tokens * kept * compute,
         "logits of a chunk": 3 * 4 * chunk * config.vocabulary_size,
     }
+    if reference and meshes.reference is meshes.trainer:
+        sizes |= reference_bytes(settings, reference, meshes)
+    return sizes
+
+
+def reference_bytes(settings: Settings, config: ModelConfig, meshes: Meshes) -> dict[str, int]:
+    """Bytes of the frozen weights on each device of the reference mesh."""
+    parts = meshes.reference.shape["fsdp"] * meshes.reference.shape["tensor"]
+    return {"reference weights": config.num_parameters // parts * _item_bytes(held_dtype(settings))}
 
 
 def generation_bytes(settings: Settings, config: ModelConfig, meshes: Meshes) -> dict[str, int]:
@@ -92,6 +115,8 @@ def _model_lines(config: ModelConfig) -> Iterator[str]:
 
 def _mesh_lines(meshes: Meshes) -> Iterator[str]:
     for name, mesh in meshes._asdict().items():
+        if name == "reference" and mesh is meshes.trainer:
+            continue
         axes = ", ".join(f"{axis}={size}" for axis, size in mesh.shape.items())
         devices = ", ".join(str(device) for device in mesh.devices.ravel())
         yield f"{name}: {axes} on {devices}"
@@ -100,11 +125,16 @@ def _mesh_lines(meshes: Meshes) -> Iterator[str]:
         yield "both sides share this device: they take turns on it"
 
 
-def _memory_lines(settings: Settings, config: ModelConfig, meshes: Meshes) -> Iterator[str]:
-    for side, sizes in (
-        ("trainer", trainer_bytes(settings, config, meshes)),
-        ("generation", generation_bytes(settings, config, meshes)),
-    ):
+def _memory_lines(
+    settings: Settings, config: ModelConfig, meshes: Meshes, *, reference: ModelConfig | None
+) -> Iterator[str]:
+    sides = {
+        "trainer": trainer_bytes(settings, config, meshes, reference=reference),
+        "generation": generation_bytes(settings, config, meshes),
+    }
+    if reference and meshes.reference is not meshes.trainer:
+        sides["reference"] = reference_bytes(settings, reference, meshes)
+    for side, sizes in sides.items():
         yield f"{side}: {sum(sizes.values()) / _GIB:.2f} GiB"
         for name, size in sizes.items():
             yield f"  {name}: {size / _GIB:.2f} GiB"
@@ -127,6 +157,11 @@ def _step_lines(settings: Settings) -> Iterator[str]:
         "micro-batch"
     )
     yield f"loss {algorithm.loss}, baseline {algorithm.baseline}, sum by {algorithm.aggregation}"
+    if algorithm.needs_reference:
+        yield (
+            f"KL to the reference ({algorithm.reference or 'the starting weights'}) in the "
+            f"{algorithm.kl_in}, {algorithm.kl_coefficient} x {algorithm.kl_estimator}"
+        )
     yield f"{schedule.num_steps} optimizer steps, schedule {schedule.name}"
     if schedule.name == "pipeline":
         yield f"at most {schedule.max_lag} steps of lag, beyond that: {schedule.beyond_max_lag}"

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from pipeline_rl_jax.algorithms.advantages import compute_advantages, zero_variance
-from pipeline_rl_jax.algorithms.packing import TrainingSequence, pack
+from pipeline_rl_jax.algorithms.kl import host_kl_estimates
+from pipeline_rl_jax.algorithms.packing import TrainingSequence, pack, with_signals
 from pipeline_rl_jax.preprocess.statistics import batch_statistics, rollout_statistics
 from pipeline_rl_jax.records import Group, PackedBatch, Rollout, StopReason
 from pipeline_rl_jax.settings import AlgorithmSettings, Settings
+
+ReferenceLogprobs = Callable[[PackedBatch], np.ndarray]  # [R, T] of a packed batch
 
 
 class DropReason(enum.Enum):
@@ -41,32 +44,77 @@ class PreprocessResult:
     statistics: Mapping[str, float]  # metrics by name, drops included
 
 
-def assemble(groups: Sequence[Group], settings: Settings) -> PreprocessResult:
+def assemble(
+    groups: Sequence[Group],
+    settings: Settings,
+    *,
+    refused: Sequence[Group] = (),
+    reference_logprobs: ReferenceLogprobs | None = None,
+) -> PreprocessResult:
     """The `PackedBatch` of one optimizer step from all its groups.
 
     Groups may be of any size, also empty (every rollout failed); B is what is kept of them.
     Advantages are taken over the rollouts that have a usable reward and are not masked: a rollout
     without a loss is no part of a baseline either. With `zero_variance = "drop"` the groups it
     drops do not enter the batch-wide statistics. `returns` is the reward at every completion
-    token. Raises ValueError when a rollout does not fit a row (see `packing.pack`).
+    token. `refused` are groups turned away since the batch before; they only enter the measures.
+
+    `reference_logprobs` gives those of a packed batch, [R, T], and is called when
+    `algorithm.needs_reference`. With `kl_in = "reward"` the reward of a rollout is then less
+    `kl_coefficient` · Σ_t of the estimate of KL(behaviour ‖ reference), its own tokens' sum, before
+    any baseline; which rewards are equal is decided without it. Raises ValueError when a rollout
+    does not fit a row (see `packing.pack`).
     """
     algorithm = settings.algorithm
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    sizes = [len(group.rollouts) for group in groups]
-    group_index = np.repeat(np.arange(len(groups)), sizes)
-    rewards = np.asarray([rollout.reward for rollout in rollouts], np.float64)
-    reasons, equal = _drop_reasons(rollouts, group_index, algorithm=algorithm)
+    group_index = np.repeat(np.arange(len(groups)), [len(group.rollouts) for group in groups])
+    rewards = learned_rewards(rollouts, algorithm)
+    reasons, _ = _drop_reasons(rollouts, group_index, algorithm=algorithm)
     kept = np.asarray([reason is None for reason in reasons], bool)
-    advantages = compute_advantages(algorithm, rewards=rewards, group_index=group_index, valid=kept)
-    batch = _pack_kept(rollouts, advantages, kept=kept, settings=settings)
-    num_dropped = {reason: reasons.count(reason) for reason in DropReason}
-    statistics = {
-        **rollout_statistics(groups, zero_variance=equal, group_size=algorithm.group_size),
-        **batch_statistics(batch),
-        **_drop_statistics(rollouts, kept=kept, num_dropped=num_dropped),
-    }
+    batch, penalties = _pack_kept(rollouts, kept, settings=settings), np.zeros(len(rollouts))
+    if batch is not None:
+        batch = _with_reference(batch, reference_logprobs, algorithm)
+        penalties[kept] = _kl_penalties(batch, algorithm)
+        advantages = compute_advantages(
+            algorithm, rewards=rewards, group_index=group_index, valid=kept, penalties=penalties
+        )
+        returns = rewards - penalties
+        batch = with_signals(batch, advantages=advantages[kept], returns=returns[kept])
     return PreprocessResult(
-        batch=batch, num_kept=int(kept.sum()), num_dropped=num_dropped, statistics=statistics
+        batch=batch,
+        num_kept=int(kept.sum()),
+        num_dropped={reason: reasons.count(reason) for reason in DropReason},
+        statistics={
+            **_group_statistics([*groups, *refused], algorithm),
+            **batch_statistics(batch),
+            **_drop_statistics(rollouts, reasons),
+            **_penalty_statistics(penalties[kept], algorithm),
+        },
+    )
+
+
+def find_refusal(group: Group, algorithm: AlgorithmSettings) -> DropReason | None:
+    """Why nothing can be learned from a group: no usable rollout, or rewards that are all equal."""
+    reasons, equal = _drop_reasons(
+        group.rollouts, np.zeros(len(group.rollouts), int), algorithm=algorithm
+    )
+    if equal.any():
+        return DropReason.ZERO_VARIANCE
+    usable = not reasons or any(reason is None for reason in reasons)
+    return None if usable else reasons[0]
+
+
+def learned_rewards(rollouts: Sequence[Rollout], algorithm: AlgorithmSettings) -> np.ndarray:
+    """[N] float64: the reward of each rollout, or what a truncated one is given in its place."""
+    penalise = algorithm.truncated == "penalise"
+    return np.asarray(
+        [
+            algorithm.truncated_reward
+            if penalise and rollout.completion.stop_reason.truncated
+            else rollout.reward
+            for rollout in rollouts
+        ],
+        np.float64,
     )
 
 
@@ -76,7 +124,7 @@ def _drop_reasons(
     """Per rollout: why it is dropped, or None; and whether its group's rewards are all equal."""
     reasons = [_own_reason(rollout, algorithm) for rollout in rollouts]
     valid = np.asarray([reason is None for reason in reasons], bool)
-    rewards = np.asarray([rollout.reward for rollout in rollouts], np.float64)
+    rewards = learned_rewards(rollouts, algorithm)
     equal = valid & zero_variance(rewards, group_index, valid=valid, std_floor=algorithm.std_floor)
     if algorithm.zero_variance == "drop":
         reasons = [
@@ -99,13 +147,12 @@ def _own_reason(rollout: Rollout, algorithm: AlgorithmSettings) -> DropReason | 
 
 
 def _pack_kept(
-    rollouts: Sequence[Rollout], advantages: np.ndarray, *, kept: np.ndarray, settings: Settings
+    rollouts: Sequence[Rollout], kept: np.ndarray, *, settings: Settings
 ) -> PackedBatch | None:
+    """The kept rollouts in rows, in order, their learning signals still 0."""
     sequences = [
-        TrainingSequence(
-            completion=rollout.completion, advantages=float(advantage), returns=rollout.reward
-        )
-        for rollout, advantage, is_kept in zip(rollouts, advantages, kept, strict=True)
+        TrainingSequence(completion=rollout.completion, advantages=0.0, returns=0.0)
+        for rollout, is_kept in zip(rollouts, kept, strict=True)
         if is_kept
     ]
     if not sequences:
@@ -117,15 +164,53 @@ def _pack_kept(
     )
 
 
+def _with_reference(
+    batch: PackedBatch, score: ReferenceLogprobs | None, algorithm: AlgorithmSettings
+) -> PackedBatch:
+    if not algorithm.needs_reference:
+        return batch
+    if score is None:
+        raise ValueError("algorithm.kl_coefficient needs the logprobs of a reference policy")
+    return dataclasses.replace(batch, reference_logprobs=score(batch))
+
+
+def _kl_penalties(batch: PackedBatch, algorithm: AlgorithmSettings) -> np.ndarray:
+    """What the KL takes off the reward of each rollout of the batch, [B]."""
+    num_sequences, mask = int(batch.num_sequences), np.asarray(batch.loss_mask)
+    if not algorithm.needs_reference or algorithm.kl_in != "reward":
+        return np.zeros(num_sequences)
+    estimates = host_kl_estimates(
+        np.asarray(batch.behaviour_logprobs)[mask],
+        np.asarray(batch.reference_logprobs)[mask],
+        estimator=algorithm.kl_estimator,
+    )
+    sequence_index = np.asarray(batch.sequence_index)[mask]
+    sums = np.bincount(sequence_index, weights=estimates, minlength=num_sequences)
+    return algorithm.kl_coefficient * sums
+
+
+def _group_statistics(groups: Sequence[Group], algorithm: AlgorithmSettings) -> dict[str, float]:
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    group_index = np.repeat(np.arange(len(groups)), [len(group.rollouts) for group in groups])
+    _, equal = _drop_reasons(rollouts, group_index, algorithm=algorithm)
+    return rollout_statistics(groups, zero_variance=equal, group_size=algorithm.group_size)
+
+
+def _penalty_statistics(penalties: np.ndarray, algorithm: AlgorithmSettings) -> dict[str, float]:
+    if not (algorithm.needs_reference and algorithm.kl_in == "reward" and penalties.size):
+        return {}
+    return {"reward/kl_penalty_mean": float(penalties.mean())}
+
+
 def _drop_statistics(
-    rollouts: Sequence[Rollout], *, kept: np.ndarray, num_dropped: Mapping[DropReason, int]
+    rollouts: Sequence[Rollout], reasons: Sequence[DropReason | None]
 ) -> dict[str, float]:
     dropped_tokens = sum(
         rollout.completion.num_tokens
-        for rollout, is_kept in zip(rollouts, kept, strict=True)
-        if not is_kept
+        for rollout, reason in zip(rollouts, reasons, strict=True)
+        if reason is not None
     )
     statistics = {
-        f"drops/{reason.value}_rollouts": float(count) for reason, count in num_dropped.items()
+        f"drops/{reason.value}_rollouts": float(reasons.count(reason)) for reason in DropReason
     }
     return {**statistics, "drops/completion_tokens": float(dropped_tokens)}

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
-from pipeline_rl_jax.records import Completion
 from pipeline_rl_jax.data.answer_text import clean_answer, gold_answer, last_box
+from pipeline_rl_jax.records import Completion
 from pipeline_rl_jax.rewards.score import Score
 from pipeline_rl_jax.rewards.verifier_pool import VerifierPool, score_by_verifier
 

@@ -19,8 +19,8 @@ import collections
 import re
 from fractions import Fraction
 
-from pipeline_rl_jax.records import Completion
 from pipeline_rl_jax.data.answer_text import after_marker, clean_answer, last_box
+from pipeline_rl_jax.records import Completion
 from pipeline_rl_jax.rewards.score import Score
 
 _MAX_CHARACTERS = 300

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 
 from pipeline_rl_jax.records import Completion
 from pipeline_rl_jax.rewards.boxed import BoxedAnswer
+from pipeline_rl_jax.rewards.code_tests import CodeLimits, CodeTests
 from pipeline_rl_jax.rewards.exact_number import ExactNumber
 from pipeline_rl_jax.rewards.format_reward import FormatReward, check_format_pattern
 from pipeline_rl_jax.rewards.overlong import Overlong
@@ -150,7 +151,19 @@ def _build_correctness(
         return UserFunction(function, deadline_seconds=settings.deadline_seconds)
     if settings.correctness == "boxed" and pool is not None:
         return BoxedAnswer(pool)
+    if settings.correctness == "code":
+        return _build_code_tests(settings)
     return ExactNumber()
+
+
+def _build_code_tests(settings: RewardSettings) -> CodeTests:
+    limits = CodeLimits(
+        wall_seconds=settings.deadline_seconds, memory_bytes=settings.code_memory_bytes
+    )
+    try:
+        return CodeTests(score=settings.code_score, num_workers=settings.num_workers, limits=limits)
+    except RuntimeError as error:
+        raise ValueError(f"rewards.correctness (code) cannot be used here: {error}") from error
 
 
 def _check_math_verify() -> None:

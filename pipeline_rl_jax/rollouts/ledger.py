@@ -23,6 +23,11 @@ class PromptStream(Protocol):
         """The next prompt; StopIteration at the end."""
         ...
 
+    @property
+    def num_dropped(self) -> int:
+        """Prompts left out so far, for their length."""
+        ...
+
     def get_state(self) -> Any:
         """The place of the next prompt, as plain values that JSON can hold."""
         ...
@@ -45,6 +50,11 @@ class PromptLedger:
         self._entries: collections.deque[_Entry] = collections.deque()  # from the oldest unfinished
         self._by_id: dict[int, _Entry] = {}
         self._done_before: set[int] = set()  # finished in the run that was resumed, not yet met
+
+    @property
+    def num_dropped(self) -> int:
+        """Prompts that the stream has left out so far."""
+        return self._stream.num_dropped
 
     @property
     def num_unfinished(self) -> int:

@@ -96,6 +96,11 @@ class MemoryStream(Generic[_T]):
             await self._change(who=self._consumer, whom=chosen)
         return None
 
+    def take_now(self, choose: Choose[_T]) -> list[_T] | None:
+        """What `choose` picks, None when it picks nothing yet."""
+        chosen = choose(self._items)
+        return None if isinstance(chosen, str) else self._remove(chosen)
+
     async def get(self, *, whom: str) -> _T | None:
         """The first item, None once the stream has ended; the consumer waits for `whom`."""
         taken = await self.take(lambda items: items[:1] or whom)

@@ -29,7 +29,8 @@ SPANS: Mapping[str, str] = {
     "weight_swap": "handing newer weights to the decode loop at a chunk border",
     "publish": "casting and sending the weights of a step to the generation mesh",
     "reward": "scoring a completion",
-    "preprocess": "advantages and packing of one batch",
+    "preprocess": "packing, reference logprobs and advantages of one batch",
+    "reference": "logprobs of one batch under the reference policy, until they are there",
     "train_step": "forward, backward and optimizer of one step, until its results are there",
     "evaluate": "greedy evaluation",
     "checkpoint": "time a save holds up the trainer",
@@ -54,11 +55,16 @@ _LEARNING: Mapping[str, Metric] = {
     ),
     "trainer/samples_per_second": Metric("rollouts/s", "rollouts trained on over wall time"),
     "trainer/busy_seconds": Metric("seconds", "time of train_step"),
+    "trainer/flops_utilisation_share": Metric(
+        "share", "model FLOPs of the batch over train_step time, of the measured peak"
+    ),
     "trainer/idle_share": Metric("share", "time the trainer waited for anybody, of wall time"),
     "policy/entropy_nats": Metric("nats", "exact entropy of the policy, mean over loss tokens"),
     "policy/surprisal_nats": Metric("nats", "minus logprob of the sampled token, mean"),
     "policy/kl_to_behaviour_nats": Metric("nats", "KL(behaviour, current), k1 estimate, mean"),
     "policy/kl_to_behaviour_k3_nats": Metric("nats", "KL(behaviour, current), k3 estimate, mean"),
+    "policy/kl_to_reference_nats": Metric("nats", "KL(current, reference), k1 estimate, mean"),
+    "policy/kl_to_reference_k3_nats": Metric("nats", "KL(current, reference), k3 estimate, mean"),
     "policy/logprob_gap_at_lag_zero_nats": Metric(
         "nats", "|trainer - generator| logprob of tokens sampled by the weights in training"
     ),
@@ -69,8 +75,14 @@ _LEARNING: Mapping[str, Metric] = {
     "importance/clip_share": Metric("share", "loss tokens at which the ratio's bound took hold"),
     "importance/clip_positive_share": Metric("share", "the same among tokens of advantage > 0"),
     "importance/clip_negative_share": Metric("share", "the same among tokens of advantage < 0"),
+    "value/loss": Metric("1", "half the squared error of the value head, mean over loss tokens"),
+    "value/explained_variance": Metric("1", "1 - Var(R - v) / Var(R) over loss tokens"),
     "lag/mean_steps": Metric("steps", "optimizer steps behind, mean over loss tokens"),
     "lag/max_steps": Metric("steps", "optimizer steps behind, maximum over loss tokens"),
+    "lag/in_flight_mean_steps": Metric("steps", "lag that came while the completion was written"),
+    "lag/in_queue_mean_steps": Metric("steps", "lag that came after its last token"),
+    "lag/quarter_*_mean_steps": Metric("steps", "lag of the n-th quarter of a completion's tokens"),
+    "lag/at_*_steps_share": Metric("share", "completion tokens of this lag: the histogram"),
     "lag/masked_tokens": Metric("tokens", "taken out of the loss by schedule.beyond_max_lag=mask"),
     "lag/zero_share": Metric("share", "loss tokens sampled by the very weights in training"),
 }
@@ -88,6 +100,12 @@ _ROLLOUTS: Mapping[str, Metric] = {
     "group/zero_variance_share": Metric("share", "groups whose rewards are all equal"),
     "group/incomplete_groups": Metric("groups", "groups that lost a rollout"),
     "group/empty_groups": Metric("groups", "groups that lost every rollout"),
+    "group/refused_groups": Metric(
+        "groups", "turned away for others by algorithm.zero_variance=refill, since the last batch"
+    ),
+    "group/kept_unwillingly_groups": Metric(
+        "groups", "kept though nothing is to be learned: algorithm.max_refill_share was reached"
+    ),
     "batch/rollouts": Metric("rollouts", "sequences in the optimizer batch"),
     "batch/rows": Metric("rows", "packed rows that hold anything"),
     "batch/tokens": Metric("tokens", "prompt and completion tokens packed"),
@@ -101,6 +119,9 @@ _RUN: Mapping[str, Metric] = {
     "generation/tokens_per_second": Metric(
         "tokens/s", "completion tokens decoded over the time generation was at work"
     ),
+    "generation/flops_utilisation_share": Metric(
+        "share", "model FLOPs of prefill and decode over time at work, of the measured peak"
+    ),
     "generation/busy_slots_share": Metric("share", "slots that were decoding, mean over chunks"),
     "generation/idle_share": Metric(
         "share",
@@ -108,6 +129,13 @@ _RUN: Mapping[str, Metric] = {
     ),
     "rollouts/out_groups": Metric("groups", "groups admitted and not yet in a batch"),
     "rollouts/queued_groups": Metric("groups", "finished groups that wait for the trainer"),
+    "overcommit/delta_groups": Metric("groups", "Δ, admitted beyond the batch"),
+    "overcommit/allowed_groups": Metric("groups", "Δ while the batch was collected"),
+    "overcommit/reward_slope": Metric("1", "slope of the mean reward per step that moves Δ"),
+    "overcommit/deferred_groups": Metric("groups", "in flight when the batch closed"),
+    "overcommit/deferrals_mean_steps": Metric("steps", "a group of the batch was put off, mean"),
+    "overcommit/deferrals_max_steps": Metric("steps", "a group of the batch was put off, maximum"),
+    "overcommit/deferred_*_steps_groups": Metric("groups", "histogram of deferrals since the start"),
     "publication/version": Metric("steps", "newest weight version that is complete"),
     "publication/inflight_updates": Metric("updates", "weight swaps with live slots, so far"),
     "publication/dispatch_seconds": Metric("seconds", "host time of the last publish"),
@@ -115,7 +143,7 @@ _RUN: Mapping[str, Metric] = {
     "publication/swap_seconds": Metric("seconds", "host time of weight swaps since the last line"),
     "publication/superseded_versions": Metric("versions", "never travelled: newer ones overtook"),
     "waits/*_seconds": Metric("seconds", "who waited for whom, since the last line"),
-    "rewards/*_completions": Metric("completions", "scored, failed or late, so far"),
+    "rewards/*_completions": Metric("completions", "scored, failed or late, so far, evaluations included"),
     "data/too_long_prompts": Metric("prompts", "prompts dropped for their length, so far"),
     "evaluation/accuracy_share": Metric("share", "evaluation prompts answered right, greedy"),
     "evaluation/truncated_share": Metric("share", "evaluation completions cut by a limit"),

@@ -17,8 +17,9 @@ from jax.sharding import Mesh
 
 from pipeline_rl_jax.meshes import replicated
 from pipeline_rl_jax.models.config import ModelConfig
-from pipeline_rl_jax.models.partition import param_shardings
+from pipeline_rl_jax.models.partition import tree_shardings
 from pipeline_rl_jax.models.transformer import abstract_params
+from pipeline_rl_jax.models.value_head import VALUE_HEAD, abstract_value_head
 
 
 @jax.tree_util.register_dataclass
@@ -29,22 +30,40 @@ class TrainState:
     The same tree may hold `jax.ShapeDtypeStruct` or shardings in place of arrays.
     """
 
-    params: dict  # nested as `models.transformer.abstract_params`, in model.param_dtype
+    params: dict  # nested as `trained_params` has them
     opt_state: optax.OptState
     step: Any  # [] int32, optimizer steps taken: the weight version of `params`
     skipped_steps: Any  # [] int32, steps whose update was not finite and left out
 
 
+def trained_params(
+    config: ModelConfig, *, dtype: str = "float32", value_head: bool = False
+) -> dict:
+    """What is optimised, as shapes: the model in `dtype` and, if asked for, its value head."""
+    params = abstract_params(config, dtype)
+    return params | {VALUE_HEAD: abstract_value_head(config)} if value_head else params
+
+
 def create_state(
-    params: dict, optimizer: optax.GradientTransformation, *, config: ModelConfig, mesh: Mesh
+    params: dict,
+    optimizer: optax.GradientTransformation,
+    *,
+    config: ModelConfig,
+    mesh: Mesh,
+    value_head: bool = False,
 ) -> TrainState:
     """The state before the first step; moments are made on the mesh, sharded like `params`.
 
     Takes `params` over: they lie on the mesh as `param_shardings` has them, and their buffers are
-    given up at the first step.
+    given up at the first step. A value head is added to them and starts at zero.
     """
-    shardings = state_shardings(optimizer, config=config, mesh=mesh)
-
+    shardings = state_shardings(optimizer, config=config, mesh=mesh, value_head=value_head)
+    if value_head:
+        zeros = {
+            name: np.zeros(leaf.shape, leaf.dtype)
+            for name, leaf in abstract_value_head(config).items()
+        }
+        params = params | {VALUE_HEAD: jax.device_put(zeros, shardings.params[VALUE_HEAD])}
     opt_state = jax.jit(optimizer.init, out_shardings=shardings.opt_state)(params)
     return TrainState(
         params=params,
@@ -60,9 +79,10 @@ def abstract_state(
     config: ModelConfig,
     mesh: Mesh,
     param_dtype: str = "float32",
+    value_head: bool = False,
 ) -> TrainState:
     """A `TrainState` of `jax.ShapeDtypeStruct` with shardings: what to restore into."""
-    params = abstract_params(config, param_dtype)
+    params = trained_params(config, dtype=param_dtype, value_head=value_head)
     scalar = jax.ShapeDtypeStruct((), jnp.int32)
     state = TrainState(
         params=params,
@@ -70,7 +90,7 @@ def abstract_state(
         step=scalar,
         skipped_steps=scalar,
     )
-    shardings = state_shardings(optimizer, config=config, mesh=mesh)
+    shardings = state_shardings(optimizer, config=config, mesh=mesh, value_head=value_head)
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         state,
@@ -79,15 +99,20 @@ def abstract_state(
 
 
 def state_shardings(
-    optimizer: optax.GradientTransformation, *, config: ModelConfig, mesh: Mesh
+    optimizer: optax.GradientTransformation,
+    *,
+    config: ModelConfig,
+    mesh: Mesh,
+    value_head: bool = False,
 ) -> TrainState:
     """A `TrainState` of shardings: moments lie like the weights they belong to."""
-    params = param_shardings(config, mesh)
+    shapes = trained_params(config, value_head=value_head)
+    params = tree_shardings(shapes, config, mesh)
     everywhere = replicated(mesh)
     opt_state = optax.tree_utils.tree_map_params(
         optimizer,
         lambda _, sharding: sharding,
-        jax.eval_shape(optimizer.init, abstract_params(config)),
+        jax.eval_shape(optimizer.init, shapes),
         params,
         transform_non_params=lambda _: everywhere,
     )

@@ -13,18 +13,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from pipeline_rl_jax.algorithms.aggregation import loss_weights
 from pipeline_rl_jax.algorithms.metrics import TokenSums, combine, empty_sums, finish, token_sums
-from pipeline_rl_jax.algorithms.objective import policy_loss
-from pipeline_rl_jax.meshes import replicated, row_sharding
+from pipeline_rl_jax.algorithms.objective import learned_baseline, policy_loss
+from pipeline_rl_jax.meshes import replicated
 from pipeline_rl_jax.models.config import ModelConfig
 from pipeline_rl_jax.models.loading import build_model
-from pipeline_rl_jax.models.token_logprobs import token_logprobs
+from pipeline_rl_jax.models.packed_forward import TokenRows, score_rows
+from pipeline_rl_jax.models.value_head import VALUE_HEAD, token_values, without_value_head
 from pipeline_rl_jax.records import PackedBatch
-from pipeline_rl_jax.settings import Settings
+from pipeline_rl_jax.settings import AlgorithmSettings, Settings
 from pipeline_rl_jax.trainer.optimizer import learning_rate_schedule
 from pipeline_rl_jax.trainer.state import TrainState, state_shardings
 
@@ -44,7 +44,8 @@ def build_train_step(
 
     loss = Σ_t weight_t · term_t over the whole batch, its gradient added up in float32 over the
     `ceil(num_rows / r)` micro-batches that hold anything. One compilation serves all batches of
-    one shape, whatever their `num_rows`.
+    one shape, whatever their `num_rows`. With a learned baseline the advantages are made here, from
+    the value head as it was before the step.
 
     A step whose gradient norm is not finite leaves params and moments as they were, but still
     counts: `step` is the number of batches used up, so that who waits for a version gets it, and
@@ -55,7 +56,8 @@ def build_train_step(
 
     def train_step(state: TrainState, batch: PackedBatch) -> tuple[TrainState, Metrics]:
         weights = _token_weights(batch, settings)
-        loss, gradients, sums = _accumulate(micro_loss, state, batch, weights)
+        start = _empty_sums(settings.algorithm)
+        loss, gradients, sums = _accumulate(micro_loss, state, batch, weights, sums=start)
         norm = optax.tree.norm(gradients)
         finite = jnp.isfinite(norm)
         params, opt_state = _update(optimizer, state, gradients, keep=finite)
@@ -77,35 +79,30 @@ def build_train_step(
             metrics,
         )
 
-    shardings = state_shardings(optimizer, config=config, mesh=mesh)
+    value_head = settings.algorithm.learns_values
+    shardings = state_shardings(optimizer, config=config, mesh=mesh, value_head=value_head)
     return jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, replicated(mesh)))
 
 
 def _micro_loss(config: ModelConfig, settings: Settings, *, mesh: Mesh) -> MicroLoss:
     """`(params, micro-batch [r, T], weights [r, T], version) → (loss, sums)`."""
-    model_settings, temperature = settings.model, settings.generation.temperature
-    graph = build_model(config, model_settings)
+    graph, algorithm = build_model(config, settings.model), settings.algorithm
 
     def micro_loss(
         params: dict, batch: PackedBatch, weights: jax.Array, version: jax.Array
     ) -> tuple[jax.Array, TokenSums]:
-        # The look-up of rows that lie on other devices stays local once the width is whole.
-        embedding = jax.lax.with_sharding_constraint(
-            params["embedding"], NamedSharding(mesh, PartitionSpec("tensor", None))
-        )
-        model = nnx.merge(graph, params | {"embedding": embedding})
-        hidden = model(batch.token_ids, positions=batch.positions, segment_ids=batch.segment_ids)
-        hidden = jax.lax.with_sharding_constraint(hidden, row_sharding(mesh))
-        logprobs, entropies = token_logprobs(
-            hidden,
-            model.output_embedding,
-            jnp.asarray(batch.token_ids),
-            jnp.asarray(batch.loss_mask),
-            temperature=temperature,
-            chunk_tokens=model_settings.logprob_chunk_tokens,
-        )
+        rows = TokenRows.of(batch)
+        scored = score_rows(graph, without_value_head(params), rows, settings=settings, mesh=mesh)
+        values = None
+        if algorithm.learns_values:
+            values = token_values(scored.hidden, params[VALUE_HEAD], jnp.asarray(rows.loss_mask))
+            batch = learned_baseline(batch, values)
         terms, statistics = policy_loss(
-            settings.algorithm, current_logprobs=logprobs, batch=batch, entropies=entropies
+            algorithm,
+            current_logprobs=scored.logprobs,
+            batch=batch,
+            entropies=scored.entropies,
+            values=values,
         )
         return jnp.sum(weights * terms), token_sums(statistics, batch, trained_version=version)
 
@@ -125,10 +122,24 @@ def _token_weights(batch: PackedBatch, settings: Settings) -> jax.Array:
     return weights.reshape(num_micro, num_rows, num_tokens)
 
 
+def _empty_sums(algorithm: AlgorithmSettings) -> TokenSums:
+    return empty_sums(
+        with_entropy=True,
+        with_reference=algorithm.needs_reference,
+        with_values=algorithm.learns_values,
+    )
+
+
 def _accumulate(
-    micro_loss: MicroLoss, state: TrainState, batch: PackedBatch, weights: jax.Array
+    micro_loss: MicroLoss,
+    state: TrainState,
+    batch: PackedBatch,
+    weights: jax.Array,
+    *,
+    sums: TokenSums,
 ) -> tuple[jax.Array, dict, TokenSums]:
-    """Loss, float32 gradient and token sums over all micro-batches that hold a row."""
+    """Loss, float32 gradient and token sums (added to `sums`) over all micro-batches that hold a
+    row."""
     rows_per_micro = batch.token_ids.shape[1]
     num_micro = (batch.num_rows + rows_per_micro - 1) // rows_per_micro
     gradient = jax.value_and_grad(micro_loss, has_aux=True)
@@ -145,7 +156,7 @@ def _accumulate(
         return loss + micro_loss_value, gradients, combine(sums, micro_sums)
 
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), state.params)
-    start = (jnp.zeros((), jnp.float32), zeros, empty_sums(with_entropy=True))
+    start = (jnp.zeros((), jnp.float32), zeros, sums)
     return jax.lax.fori_loop(0, num_micro, add_micro_batch, start)
 
 

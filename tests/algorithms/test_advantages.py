@@ -92,6 +92,43 @@ def test_groups_without_and_with_one_valid_member():
     assert advantages([], np.zeros(0, int)).shape == (0,)
 
 
+def test_penalties_come_off_before_the_baseline_but_do_not_set_the_scale():
+    rewards, penalties = np.array([1.0, 0.0, 1.0, 1.0]), np.array([0.1, 0.3, 0.0, 0.002])
+    rest = {
+        "rewards": rewards,
+        "penalties": penalties,
+        "group_index": np.array([0, 0, 1, 1]),
+        "valid": np.ones(4, bool),
+    }
+    plain = compute_advantages(make_algorithm_settings(), **rest)
+    np.testing.assert_allclose(plain, [0.6, -0.6, 0.001, -0.001], rtol=1e-5)
+    # Over the spread of the rewards themselves: 0.5, and none in the second group, whose
+    # difference of 0.002 would otherwise become advantages of 1.
+    scaled = compute_advantages(make_algorithm_settings(normalise_std=True), **rest)
+    np.testing.assert_allclose(scaled, [1.2, -1.2, 0.0, 0.0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("baseline", ["none", "group_mean", "leave_one_out", "batch_mean", "value"])
+def test_what_a_failure_leaves_of_a_group_is_a_group(baseline, size):
+    """Sizes 1 to n beside a whole group: finite, and as if the group had been asked for so."""
+    rewards = np.array([1.0, 0.0, 0.0, 1.0, 1.0, *(np.arange(size) % 2)])
+    group_index = np.array([0] * 5 + [1] * size)
+    settings = make_algorithm_settings(baseline=baseline)
+    advantages = compute_advantages(
+        settings, rewards=rewards, group_index=group_index, valid=np.ones(5 + size, bool)
+    )
+    mine, mean = rewards[5:], rewards[5:].mean()
+    expected = {
+        "none": mine,
+        "value": mine,
+        "group_mean": mine - mean,
+        "leave_one_out": (mine - mean) * size / max(1, size - 1),
+        "batch_mean": mine - rewards.mean(),
+    }[baseline]
+    np.testing.assert_allclose(advantages[5:], expected, atol=1e-6)
+
+
 def test_group_statistics_by_hand():
     valid = np.array([True, True, True, True, False, True])
     np.testing.assert_allclose(

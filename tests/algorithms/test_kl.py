@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline_rl_jax.algorithms.kl import kl_estimates
+from pipeline_rl_jax.algorithms.kl import host_kl_estimates, kl_estimates
 
 ESTIMATORS = ("k1", "k2", "k3")
 P = np.array([0.5, 0.3, 0.2])
@@ -42,6 +42,17 @@ def test_k1_and_k3_are_unbiased_under_the_sampling_distribution():
     exact = np.sum(P * np.log(P / Q))
     k1, _, k3 = (estimates * P).sum(1)
     np.testing.assert_allclose([k1, k3], [exact, exact], rtol=1e-5)
+
+
+@pytest.mark.parametrize("gap", [-30.0, -1.0, 0.0, 0.3, 30.0])
+def test_the_host_gives_the_same_numbers(gap):
+    log_p = np.log(P)
+    log_q = log_p + np.array([gap, 0.0, -gap])
+    expected = np.asarray(jit_estimates(float32(log_p), float32(log_q)))[:, 1:]
+    for estimator, row in zip(ESTIMATORS, expected, strict=True):
+        actual = host_kl_estimates(float32(log_p), float32(log_q), estimator=estimator)
+        assert actual.dtype == np.float64
+        np.testing.assert_allclose(actual, row, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("side", [0, 1], ids=["trained policy sampled", "trained policy is other"])

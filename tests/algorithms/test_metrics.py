@@ -1,5 +1,6 @@
 """The metric oracle: four rollouts of mixed versions, every metric worked out by hand."""
 
+import dataclasses
 import functools
 
 import jax
@@ -129,6 +130,47 @@ def test_no_token_at_all_gives_zeros_not_nan():
     metrics = jax.device_get(jit_finish(empty_sums()))
     assert "policy/entropy_nats" not in metrics
     assert all(value == 0.0 for value in metrics.values())
+
+
+def test_reference_and_value_measures_by_hand():
+    returns, values = np.array([1.0, 0.0, 0.5, 1.0]), [[1.0, 0.5], [0.0, 0.5], [0.5], [1, 1, 0.0]]
+    batch, order = make_batch(8, rows_per_micro_batch=1), (0, 1, 2, 3)
+    current = token_values(batch, [np.log(r) - 3.0 for r in RATIOS], order, elsewhere=np.nan)
+    reference = token_values(batch, [[-3.0] * len(r) for r in RATIOS], order, elsewhere=np.nan)
+    laid_out = token_values(batch, values, order, elsewhere=np.nan)
+    batch = dataclasses.replace(
+        batch,
+        reference_logprobs=reference,
+        returns=token_values(
+            batch, [[r] * len(v) for r, v in zip(returns, values, strict=True)], order, elsewhere=0
+        ),
+    )
+    settings = make_algorithm_settings(kl_coefficient=0.1, baseline="value")
+
+    @jax.jit
+    def both_rows_apart(current, laid_out):
+        total = empty_sums(with_reference=True, with_values=True)
+        for row in range(current.shape[0]):
+            part, rows = rows_of(batch, row, row + 1), slice(row, row + 1)
+            _, statistics = policy_loss(
+                settings, current_logprobs=current[rows], batch=part, values=laid_out[rows]
+            )
+            total = combine(total, token_sums(statistics, part, trained_version=10))
+        return finish(total)
+
+    metrics = both_rows_apart(current, laid_out)
+    # The reference stands where the sampler stood in `BY_HAND`, but on the other side.
+    inverse = [1 / 2, 1, 2, 1 / 4, 1, 1 / 8, 1, 2]
+    np.testing.assert_allclose(metrics["policy/kl_to_reference_nats"], 4 * LOG2 / 8, rtol=1e-5)
+    np.testing.assert_allclose(
+        metrics["policy/kl_to_reference_k3_nats"], sum(inverse) / 8 - 1 + 4 * LOG2 / 8, rtol=1e-5
+    )
+    # R: 1 1 0 0 .5 1 1 1, R - v: 0 .5 0 -.5 0 0 0 1
+    all_returns = np.array([1, 1, 0, 0, 0.5, 1, 1, 1])
+    errors = np.array([0, 0.5, 0, -0.5, 0, 0, 0, 1])
+    np.testing.assert_allclose(metrics["value/loss"], (errors**2).mean() / 2, rtol=1e-5)
+    expected = 1 - errors.var() / all_returns.var()
+    np.testing.assert_allclose(metrics["value/explained_variance"], expected, rtol=1e-4)
 
 
 def test_combine_keeps_what_has_no_entropy():

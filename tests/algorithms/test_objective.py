@@ -11,7 +11,7 @@ import pytest
 from pipeline_rl_jax.algorithms.advantages import compute_advantages
 from pipeline_rl_jax.algorithms.aggregation import loss_weights
 from pipeline_rl_jax.algorithms.kl import kl_estimates
-from pipeline_rl_jax.algorithms.objective import policy_loss
+from pipeline_rl_jax.algorithms.objective import learned_baseline, policy_loss
 from pipeline_rl_jax.algorithms.packing import TrainingSequence, pack
 from pipeline_rl_jax.algorithms.values import value_loss
 from tests.fakes.rollouts import (
@@ -151,13 +151,22 @@ def loss_terms(parameters, batch):
     """Every kind of per-token term there is: the policy losses, then value and reference KL."""
     table, value_table = parameters
     mask = jnp.asarray(batch.loss_mask)
-    current = bigram_logprobs(table, batch)
+    current, reference = bigram_logprobs(table, batch), bigram_logprobs(REFERENCE, batch)
+    batch = dataclasses.replace(batch, reference_logprobs=reference)
     probabilities = jax.nn.softmax(table)
     entropies = -jnp.sum(probabilities * jnp.log(probabilities), axis=1)[batch.token_ids]
-    rest = {"current_logprobs": current, "batch": batch, "entropies": entropies}
-    policy = [policy_loss(settings, **rest).loss for settings in COMBINATIONS]
-    value = value_loss(value_table[batch.token_ids], jnp.asarray(batch.returns), mask)
-    kl = kl_estimates(current, bigram_logprobs(REFERENCE, batch), mask, estimator="k3")
+    values = value_table[batch.token_ids]
+    rest = {"current_logprobs": current, "entropies": entropies, "values": values}
+    policy = [
+        policy_loss(
+            settings,
+            batch=learned_baseline(batch, values) if settings.learns_values else batch,
+            **rest,
+        ).loss
+        for settings in COMBINATIONS
+    ]
+    value = value_loss(values, jnp.asarray(batch.returns), mask)
+    kl = kl_estimates(current, reference, mask, estimator="k3")
     return jnp.stack([*policy, value, kl])  # [term, R, T]
 
 
@@ -176,10 +185,14 @@ def one_rollout_a_row(sequences, tokens_per_row):
 COMBINATIONS = [
     make_algorithm_settings(entropy_coefficient=0.01, **changes)
     for changes in (
-        {"loss": "is_reinforce", "aggregation": "sequence_sum", "importance_clamp": 1.5},
+        {"loss": "is_reinforce", "aggregation": "sequence_sum", "importance_clamp": 0.4},
         {"loss": "ppo", "aggregation": "token_mean"},
         {"loss": "cispo", "aggregation": "constant", "aggregation_constant": 7.0},
         {"loss": "gspo", "aggregation": "sequence_mean"},
+        {"loss": "ppo", "aggregation": "token_mean", "kl_coefficient": 0.3, "kl_estimator": "k2"},
+        {"baseline": "value", "group_size": 1, "value_coefficient": 0.5},
+        {"loss": "gspo", "is_correction": "masked", "is_lowest": 0.2, "is_highest": 0.6},
+        {"loss": "ppo", "ratio_anchor": "current", "is_correction": "truncated", "is_highest": 0.2},
     )
 ]
 
@@ -217,6 +230,10 @@ def test_one_gradient_whatever_the_packing_and_the_split():
     # Every term has a gradient where it should, and no two have the same.
     value_term = len(COMBINATIONS)
     assert np.abs(by_value_table[value_term]).max() > 1e-3
+    learned = next(i for i, settings in enumerate(COMBINATIONS) if settings.learns_values)
+    assert np.abs(by_value_table[learned]).max() > 1e-3
+    others = [i for i in range(len(by_value_table)) if i not in (value_term, learned)]
+    assert not by_value_table[others].any()
     flat = np.delete(by_table, value_term, axis=0).reshape(value_term + 1, -1)
     assert np.linalg.matrix_rank(flat / np.abs(flat).max(axis=1, keepdims=True)) == value_term + 1
 
@@ -236,3 +253,74 @@ def test_entropy_is_reported_and_its_bonus_needs_it():
     np.testing.assert_allclose(with_bonus - loss, [[0, 0, -1, -1, -1]], rtol=1e-6)
     with pytest.raises(ValueError, match="entropy_coefficient"):
         jax.jit(lambda: policy_loss(bonus, current_logprobs=jnp.asarray(current), batch=batch))()
+
+
+# --- What is added beside the policy loss ---
+
+ONE_ROW = pack(make_sequences()[:1], tokens_per_row=6, rows_per_micro_batch=1)  # 2 + 3 tokens
+CURRENT = np.array([[np.nan, np.nan, -1.0, -2.0, -0.5, np.nan]], np.float32)
+REFERENCE_ROW = np.array([[np.nan, np.nan, -1.5, -2.0, -0.1, np.nan]], np.float32)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def terms_and_gradient(settings, current):
+    """Loss terms, statistics and gradient by the current logprobs, of `ONE_ROW`."""
+    batch = dataclasses.replace(ONE_ROW, reference_logprobs=REFERENCE_ROW)
+
+    def total(current):
+        result = policy_loss(settings, current_logprobs=current, batch=batch)
+        return result.loss.sum(), result
+
+    gradient, result = jax.grad(total, has_aux=True)(current)
+    return result.loss, result.statistics, gradient
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_reference_kl_in_the_loss_by_hand(estimator):
+    settings = make_algorithm_settings(kl_coefficient=0.3, kl_estimator=estimator)
+    plain, _, plain_gradient = terms_and_gradient(make_algorithm_settings(), CURRENT)
+    loss, statistics, gradient = terms_and_gradient(settings, CURRENT)
+    d = np.array([-0.5, 0.0, 0.4])  # log ref - log current
+    zeros = [0.0, 0.0]
+    k3 = np.exp(d) - d - 1
+    estimates, slopes = {"k1": (-d, d**0), "k2": (d**2 / 2, -d), "k3": (k3, 1 - np.exp(d))}[
+        estimator
+    ]
+    np.testing.assert_allclose((loss - plain)[0], [*zeros, *(0.3 * estimates), 0.0], atol=1e-6)
+    # The pull is the estimator's own derivative at every token, the masked ones left alone.
+    np.testing.assert_allclose(
+        (gradient - plain_gradient)[0], [*zeros, *(0.3 * slopes), 0.0], atol=1e-6
+    )
+    np.testing.assert_allclose(statistics["reference_k1"][0, 2:5], -d, atol=1e-6)
+    np.testing.assert_allclose(statistics["reference_k3"][0, 2:5], k3, atol=1e-6)
+
+
+def test_reference_kl_in_the_reward_is_measured_but_no_term_of_the_loss():
+    settings = make_algorithm_settings(kl_coefficient=0.3, kl_in="reward")
+    plain, plain_statistics, plain_gradient = terms_and_gradient(make_algorithm_settings(), CURRENT)
+    loss, statistics, gradient = terms_and_gradient(settings, CURRENT)
+    np.testing.assert_array_equal(loss, plain)
+    np.testing.assert_array_equal(gradient, plain_gradient)
+    assert statistics.keys() - plain_statistics.keys() == {"reference_k1", "reference_k3"}
+
+
+def test_a_learned_baseline_by_hand():
+    """A = R - v, detached; the value loss is added, its gradient goes to the values only."""
+    settings = make_algorithm_settings(baseline="value", value_coefficient=0.2, group_size=1)
+    values = np.array([[9.0, 9.0, 0.25, 0.5, 2.0, 9.0]], np.float32)
+    current = np.where(ONE_ROW.loss_mask, ONE_ROW.behaviour_logprobs, 0.0)  # every ratio is 1
+
+    def total(current, values):
+        batch = learned_baseline(ONE_ROW, values)
+        result = policy_loss(settings, current_logprobs=current, batch=batch, values=values)
+        return result.loss.sum(), result.statistics
+
+    gradients, statistics = jax.jit(jax.grad(total, argnums=(0, 1), has_aux=True))(current, values)
+    # The reward is 1 at all three tokens: A = 0.75, 0.5, -1.
+    np.testing.assert_allclose(gradients[0], [[0, 0, -0.75, -0.5, 1.0, 0]], atol=1e-6)
+    np.testing.assert_allclose(gradients[1], [[0, 0, -0.15, -0.1, 0.2, 0]], atol=1e-6)
+    np.testing.assert_array_equal(statistics["values"], [[0, 0, 0.25, 0.5, 2.0, 0]])
+    with pytest.raises(ValueError, match=r"algorithm.baseline \(value\)"):
+        jax.jit(
+            lambda: policy_loss(settings, current_logprobs=jnp.asarray(CURRENT), batch=ONE_ROW)
+        )()

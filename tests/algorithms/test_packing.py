@@ -3,7 +3,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline_rl_jax.algorithms.packing import TrainingSequence, pack, padded_rows, plan_rows
+from pipeline_rl_jax.algorithms.packing import (
+    TrainingSequence,
+    pack,
+    padded_rows,
+    plan_rows,
+    with_signals,
+)
 from pipeline_rl_jax.records import PackedBatch
 from tests.fakes.rollouts import make_completion, make_prompt
 
@@ -65,6 +71,17 @@ def test_a_batch_by_hand():
     assert batch.loss_mask.dtype == bool
     assert batch.behaviour_logprobs.dtype == np.float32
     assert batch.weight_versions.dtype == np.int32
+
+
+def test_signals_of_sequences_reach_their_own_tokens_only():
+    sequences = [make_sequence(0, [5, 6]), make_sequence(1, [3]), make_sequence(2, [])]
+    batch = pack(sequences, tokens_per_row=7, rows_per_micro_batch=2)
+    signals = {"advantages": np.array([2.0, -1.0, 9.0]), "returns": np.array([0.1, 0.2, 9.0])}
+    batch = with_signals(batch, **signals)
+    # Row 0: sequences 0 and 1; row 1: sequence 2, which has nothing to train on.
+    np.testing.assert_allclose(batch.advantages, [[0, 0, 2, 2, 0, 0, -1], [0] * 7])
+    np.testing.assert_allclose(batch.returns, [[0, 0, 0.1, 0.1, 0, 0, 0.2], [0] * 7], rtol=1e-6)
+    assert batch.advantages.dtype == batch.returns.dtype == np.float32
 
 
 def test_masks_go_by_position_not_by_token():

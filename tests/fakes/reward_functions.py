@@ -55,3 +55,7 @@ def share_of_vowels(completion):
     return (
         sum(letter in "aeiouAEIOU" for letter in completion.text) / 8 + completion.num_tokens / 80
     )
+
+
+def even_token_sum(completion):
+    return float(completion.token_ids.sum() % 2 == 0)

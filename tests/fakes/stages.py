@@ -12,15 +12,21 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from pipeline_rl_jax.orchestrate import conventional, one_step_off, pipeline
+from pipeline_rl_jax.orchestrate import conventional, one_step_off, oppo, pipeline
 from pipeline_rl_jax.orchestrate.flow import Plan
 from pipeline_rl_jax.orchestrate.stages import PreparedBatch, RunReport, Stages, StepReport
 from pipeline_rl_jax.records import Completion, Group, PackedBatch, Prompt, Rollout, StopReason
 from pipeline_rl_jax.rewards.score import ScoringFailure
 from pipeline_rl_jax.rollouts.ledger import PromptLedger
+from pipeline_rl_jax.settings import OvercommitSettings
 from tests.fakes.virtual_clock import run_virtual
 
-SCHEDULES = {"conventional": conventional, "one_step_off": one_step_off, "pipeline": pipeline}
+SCHEDULES = {
+    "conventional": conventional,
+    "one_step_off": one_step_off,
+    "pipeline": pipeline,
+    "oppo": oppo,
+}
 
 
 def unit(*parts: object) -> float:
@@ -329,10 +335,25 @@ def make_plan(**changes: object) -> Plan:
         "publish_every_steps": 1,
         "steps_per_round": 1,
         "overlap": True,
+        "overcommit": make_overcommit(),
         "scores_in_flight": 8,
         "deadline_seconds": 1000.0,
     }
     return Plan(**{**defaults, **changes})
+
+
+def make_overcommit(**changes: object) -> OvercommitSettings:
+    """Δ = 2, put off at most twice."""
+    defaults = {
+        "variant": "fixed",
+        "start_groups": 2,
+        "min_groups": 0,
+        "max_groups": 8,
+        "change_groups": 1,
+        "window_steps": 2,
+        "max_deferrals": 2,
+    }
+    return OvercommitSettings(**{**defaults, **changes})
 
 
 def long_tailed(prompt_id: int, sample: int) -> int:

@@ -53,6 +53,7 @@ def tiny_meshes(
             virtual_devices=8,
             trainer_devices=trainer_devices,
             generation_devices=generation_devices,
+            reference_devices=(),
             trainer=TrainerMeshSettings(data=trainer[0], fsdp=trainer[1], tensor=trainer[2]),
             generation=GenerationMeshSettings(data=generation[0], tensor=generation[1]),
         )
@@ -84,7 +85,13 @@ def tiny_trainer(
         dtype=settings.model.param_dtype,
         shardings=param_shardings(config, meshes.trainer),
     )
-    state = create_state(params, optimizer, config=config, mesh=meshes.trainer)
+    state = create_state(
+        params,
+        optimizer,
+        config=config,
+        mesh=meshes.trainer,
+        value_head=settings.algorithm.learns_values,
+    )
     return Trainer(config, settings, optimizer=optimizer, mesh=meshes.trainer, state=state)
 
 

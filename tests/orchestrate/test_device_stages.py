@@ -1,10 +1,12 @@
 """The adapters between packages and protocols."""
 
 import asyncio
+import contextlib
 import dataclasses
 
 import numpy as np
 
+from pipeline_rl_jax.models.value_head import VALUE_HEAD
 from pipeline_rl_jax.orchestrate.device_stages import (
     BatchPreprocess,
     DevicePublication,
@@ -16,6 +18,18 @@ from pipeline_rl_jax.orchestrate.threads import StageThread
 from pipeline_rl_jax.rewards.score import ScoredCompletion, ScoringFailure
 from tests.fakes.rollouts import make_completion, make_group, make_prompt
 from tests.fakes.settings import make_settings
+
+
+class Order(contextlib.AbstractContextManager):
+    """Counts how often it is held."""
+
+    num_taken = 0
+
+    def __enter__(self):
+        self.num_taken += 1
+
+    def __exit__(self, *error):
+        return None
 
 
 class Batcher:
@@ -74,6 +88,32 @@ def test_preprocess_counts_what_it_leaves_out():
     assert stage.refuse(groups[0]) is None
 
 
+def test_refused_groups_are_measured_with_the_next_batch():
+    """A filter must not flatter the reward curve."""
+    settings = make_settings(
+        trainer={"tokens_per_row": 16, "rows_per_micro_batch": 1, "batch_rollouts": 8},
+        algorithm={"zero_variance": "refill", "group_size": 8, "max_refill_share": 1.0},
+    )
+    stage = BatchPreprocess(settings, StageThread("preprocess"))
+    useless, useful = make_group(0, [0.0, 0.0]), make_group(1, [1.0, 0.0])
+    assert stage.refuse(useless) == "zero_variance"
+    assert stage.refuse(make_group(2, [1.0, 1.0])) is None  # the allowance is used up
+    assert stage.refuse(useful) is None
+
+    async def two_batches():
+        return [await stage.assemble([useful], version) for version in (0, 1)]
+
+    first, second = asyncio.run(two_batches())
+    assert first.metrics["reward/mean"] == 0.25
+    assert first.metrics["group/zero_variance_share"] == 0.5
+    assert first.metrics["group/refused_groups"] == 1
+    assert first.metrics["group/kept_unwillingly_groups"] == 1
+    assert int(first.batch.num_sequences) == 2
+    assert first.dropped == {}  # the schedule counts what it dropped
+    assert second.metrics["reward/mean"] == 0.5
+    assert second.metrics["group/refused_groups"] == 0
+
+
 def test_training_reports_speed_and_tells_the_profiler_the_step():
     class Output:
         def fetch(self):
@@ -97,12 +137,14 @@ def test_training_reports_speed_and_tells_the_profiler_the_step():
     class Batch:
         segment_ids = np.array([[1, 1, 0], [1, 0, 0]])
 
-    stage = MeshTraining(Trainer(), StageThread("training"), profile=Profile())
+    order = Order()
+    stage = MeshTraining(Trainer(), StageThread("training"), profile=Profile(), order=order)
     metrics = asyncio.run(stage.train(Batch()))
     assert metrics["trainer/loss"] == 1.0
     tokens = metrics["trainer/tokens_per_second"] * metrics["trainer/busy_seconds"]
     np.testing.assert_allclose(tokens, 3.0)
     assert Profile.steps == [("before", 5), ("after", 5)]
+    assert order.num_taken == 1
 
 
 def test_a_version_is_published_once():
@@ -114,9 +156,12 @@ def test_a_version_is_published_once():
 
     class Trainer:
         class state:
-            params = "params"
+            params = {"embedding": 1, VALUE_HEAD: 2}  # noqa: RUF012
 
-    stage = DevicePublication(Channel(), None, trainer=Trainer())
+    order = Order()
+    stage = DevicePublication(Channel(), None, trainer=Trainer(), order=order)
     for version in (0, 0, 1):
         stage.publish(version)
-    assert Channel.versions == [(0, "params"), (1, "params")]
+    # The value head stays behind.
+    assert Channel.versions == [(0, {"embedding": 1}), (1, {"embedding": 1})]
+    assert order.num_taken == 2

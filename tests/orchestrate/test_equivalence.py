@@ -10,16 +10,18 @@ from tests.fakes.stages import (
     FakeTraining,
     World,
     long_tailed,
+    make_overcommit,
     make_plan,
     run_schedule,
     unit,
 )
 
-# The three that are one: lag 0 everywhere.
+# Those that are one: lag 0 everywhere.
 ON_POLICY = [
     ("conventional", {"steps_per_round": 1}),
     ("one_step_off", {"steps_per_round": 1, "overlap": False}),
     ("pipeline", {"max_lag": 0}),
+    ("oppo", {"overcommit": make_overcommit(start_groups=0)}),
 ]
 
 

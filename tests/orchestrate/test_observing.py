@@ -9,11 +9,13 @@ from pipeline_rl_jax.generation.batcher import BatcherCounts
 from pipeline_rl_jax.orchestrate.observing import Hooks, Outlets, RunObserver
 from pipeline_rl_jax.orchestrate.stages import StepReport
 from pipeline_rl_jax.orchestrate.totals import RunTotals
+from pipeline_rl_jax.orchestrate.utilisation import Utilisation
 from pipeline_rl_jax.telemetry.progress import SilentProgress
 from pipeline_rl_jax.telemetry.samples import SampleWriter
 from pipeline_rl_jax.telemetry.schema import check_names
 from tests.fakes.rollouts import make_group
 from tests.fakes.settings import make_settings
+from tests.fakes.tiny_engine import TINY
 
 
 class Recorder(SilentProgress):
@@ -57,6 +59,7 @@ def make_observer(tmp_path, **sections):
         hooks=Hooks(
             generation_counts=lambda: recorder.counts,
             gauges=dict,
+            utilisation=Utilisation(TINY, trainer_peak=1e9, generation_peak=1e9),
             evaluate=recorder.evaluate,
             save=recorder.save,
         ),
@@ -68,7 +71,7 @@ def report(version, **waits):
     return StepReport(
         version=version,
         groups=[make_group(0, [0.0, 1.0])],
-        metrics={"batch/rollouts": 2.0, "reward/mean": 0.5},
+        metrics={"batch/rollouts": 2.0, "reward/mean": 0.5, "trainer/busy_seconds": 0.5},
         masked_tokens=0,
         waited_seconds=waits.get("waits", {}),
         dropped={"cancelled": 3},
@@ -86,6 +89,7 @@ def test_each_step_is_written_under_its_own_number(tmp_path):
     (step, metrics) = recorder.lines[0]
     assert (step, metrics["reward/mean"], metrics["run/samples"]) == (1, 0.5, 2.0)
     assert metrics["generation/busy_slots_share"] == 0.75
+    assert metrics["trainer/flops_utilisation_share"] > 0
     assert metrics["drops/cancelled_total_rollouts"] == 3.0
     assert metrics["waits/generation_for_trainer_max_lag_seconds"] == 1e-9
     assert recorder.reports[0].step == 1

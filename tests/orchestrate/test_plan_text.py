@@ -5,7 +5,11 @@ import dataclasses
 import jax
 
 from pipeline_rl_jax.meshes import build_meshes
-from pipeline_rl_jax.orchestrate.plan_text import generation_bytes, trainer_bytes
+from pipeline_rl_jax.orchestrate.plan_text import (
+    generation_bytes,
+    reference_bytes,
+    trainer_bytes,
+)
 from tests.fakes.settings import make_settings
 from tests.fakes.tiny_engine import TINY
 
@@ -31,6 +35,19 @@ def test_trainer_memory_splits_over_fsdp_and_tensor():
     )
     split = dataclasses.replace(settings, meshes=mesh)
     assert trainer_bytes(split, TINY, meshes(split))["weights"] == one["weights"] // 4
+
+
+def test_a_reference_counts_where_it_lies():
+    settings = make_settings(algorithm={"kl_coefficient": 0.1}, model={"compute_dtype": "bfloat16"})
+    mine = trainer_bytes(settings, TINY, meshes(settings), reference=TINY)
+    assert mine["reference weights"] == 2 * TINY.num_parameters
+    own = make_settings(
+        algorithm={"kl_coefficient": 0.1, "reference_dtype": "float32"},
+        meshes={"reference_devices": (2, 3)},
+    )
+    assert "reference weights" not in trainer_bytes(own, TINY, meshes(own), reference=TINY)
+    expected = {"reference weights": 4 * (TINY.num_parameters // 2)}
+    assert reference_bytes(own, TINY, meshes(own)) == expected
 
 
 def test_generation_memory_counts_every_slot_at_full_length():

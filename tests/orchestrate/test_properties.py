@@ -11,6 +11,7 @@ from tests.fakes.stages import (
     FakeScoring,
     FakeTraining,
     World,
+    make_overcommit,
     make_plan,
     run_schedule,
     unit,
@@ -27,6 +28,13 @@ plans = st.builds(
     publish_every_steps=st.integers(1, 5),
     steps_per_round=st.integers(1, 4),
     overlap=st.booleans(),
+    overcommit=st.builds(
+        make_overcommit,
+        variant=st.sampled_from(["fixed", "additive", "proportional"]),
+        start_groups=st.integers(0, 4),
+        max_groups=st.integers(4, 9),
+        max_deferrals=st.integers(0, 3),
+    ),
     scores_in_flight=st.integers(1, 6),
 )
 worlds = st.builds(
@@ -79,6 +87,8 @@ def make_world(drawn: dict) -> World:
 def find_bound(name: str, changes: dict) -> int:
     if name == "pipeline":
         return changes["max_lag"]
+    if name == "oppo":
+        return changes["overcommit"].max_deferrals
     rounds_at_once = 2 if name == "one_step_off" and changes["overlap"] else 1
     return rounds_at_once * changes["steps_per_round"] - 1
 

@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from pipeline_rl_jax.preprocess.batches import DropReason, assemble
+from pipeline_rl_jax.preprocess.batches import DropReason, assemble, find_refusal
 from pipeline_rl_jax.records import Group, StopReason
 from tests.fakes.rollouts import make_group, make_prompt
 from tests.fakes.settings import make_settings
@@ -126,3 +126,96 @@ def test_an_empty_completion_counts_without_being_trained_on():
     assert result.num_kept == 2
     np.testing.assert_array_equal(np.unique(result.batch.advantages), [-0.5, 0.0])
     assert result.batch.loss_mask.sum() == 3
+
+
+def test_a_penalised_truncation_has_the_reward_of_the_setting():
+    group = with_stop_reasons(
+        make_group(0, [1.0, 1.0, 0.0]), StopReason.EOS, StopReason.MAX_NEW_TOKENS, StopReason.EOS
+    )
+    algorithm = {"truncated": "penalise", "truncated_reward": -2.0}
+    result = assemble([group], make_settings(trainer=ROWS, algorithm=algorithm))
+    np.testing.assert_allclose(
+        advantages_by_sequence(result.batch), [4 / 3, -5 / 3, 1 / 3], rtol=1e-6
+    )
+    returns = result.batch.returns[result.batch.sequence_index == 1]
+    np.testing.assert_array_equal(returns, [0, 0, -2, -2, -2])
+    assert result.statistics["reward/mean"] == pytest.approx(2 / 3)  # what the task gave
+    # It also tells groups apart that the task alone does not.
+    equal = with_stop_reasons(make_group(0, [1.0, 1.0]), StopReason.EOS, StopReason.CONTEXT_LIMIT)
+    for truncated, refusal in (("train", DropReason.ZERO_VARIANCE), ("penalise", None)):
+        algorithm = make_settings(algorithm={"truncated": truncated}).algorithm
+        assert find_refusal(equal, algorithm) is refusal
+
+
+def with_reference(gap):
+    """Logprobs of a reference that finds the t-th token of a rollout `gap[t]` nats likelier."""
+
+    def score(batch):
+        logprobs = np.zeros(batch.token_ids.shape, np.float32)
+        logprobs[batch.loss_mask] = batch.behaviour_logprobs[batch.loss_mask]
+        for t, nats in enumerate(gap):
+            logprobs[batch.loss_mask & (batch.positions == 2 + t)] += nats
+        return logprobs
+
+    return score
+
+
+def test_kl_in_the_reward_is_summed_over_a_rollout_and_comes_before_the_baseline():
+    groups = [make_group(0, [1.0, 0.0], num_tokens=[3, 1]), make_group(1, [0.5, 0.5])]
+    algorithm = {"kl_coefficient": 0.1, "kl_in": "reward", "kl_estimator": "k1"}
+    settings = make_settings(trainer=ROWS, algorithm=algorithm)
+    result = assemble(groups, settings, reference_logprobs=with_reference([1.0, -3.0, 0.0]))
+    # k1 = behaviour - reference: -1, +3, 0; sums 2 (three tokens) and -1 (one token).
+    rewards = [1.0 - 0.2, 0.0 + 0.1, 0.5 - 0.2, 0.5 - 0.2]
+    np.testing.assert_allclose(
+        advantages_by_sequence(result.batch), [0.35, -0.35, 0.0, 0.0], atol=1e-6
+    )
+    for index, reward in enumerate(rewards):
+        tokens = result.batch.loss_mask & (result.batch.sequence_index == index)
+        np.testing.assert_allclose(result.batch.returns[tokens], reward, rtol=1e-6)
+    assert result.statistics["reward/kl_penalty_mean"] == pytest.approx((0.2 - 0.1 + 0.2 + 0.2) / 4)
+    assert result.statistics["reward/mean"] == 0.5
+    assert result.batch.reference_logprobs[result.batch.loss_mask].any()
+
+
+def test_which_rewards_are_equal_is_decided_by_the_task_not_by_the_kl():
+    groups = [make_group(0, [1.0, 0.0]), make_group(1, [1.0, 1.0], num_tokens=[3, 1])]
+    algorithm = {"kl_coefficient": 0.1, "kl_in": "reward", "zero_variance": "drop"}
+    settings = make_settings(trainer=ROWS, algorithm=algorithm)
+    result = assemble(groups, settings, reference_logprobs=with_reference([1.0, -1.0, 2.0]))
+    assert result.num_dropped[DropReason.ZERO_VARIANCE] == 2
+    assert result.num_kept == 2
+
+
+def test_kl_in_the_loss_leaves_rewards_alone_and_needs_the_reference():
+    settings = make_settings(trainer=ROWS, algorithm={"kl_coefficient": 0.1})
+    groups = [make_group(0, [1.0, 0.0])]
+    result = assemble(groups, settings, reference_logprobs=with_reference([5.0]))
+    assert advantages_by_sequence(result.batch) == [0.5, -0.5]
+    np.testing.assert_allclose(
+        result.batch.reference_logprobs[result.batch.positions == 2][:2], [4.0, 4.0]
+    )
+    with pytest.raises(ValueError, match="kl_coefficient"):
+        assemble(groups, settings)
+
+
+def test_a_learned_baseline_leaves_the_reward_for_the_step():
+    settings = make_settings(trainer=ROWS, algorithm={"baseline": "value"})
+    result = assemble([make_group(0, [1.0, 0.25])], settings)
+    assert advantages_by_sequence(result.batch) == [1.0, 0.25]
+
+
+def test_what_is_refused():
+    algorithm = make_settings(algorithm={"truncated": "mask"}).algorithm
+    limit, stop = StopReason.MAX_NEW_TOKENS, StopReason.EOS
+    for group, expected in [
+        (make_group(0, [1.0, 0.0]), None),
+        (make_group(0, [1.0, 1.0]), DropReason.ZERO_VARIANCE),
+        (make_group(0, [1.0, 1.0 + 1e-9, np.nan]), DropReason.ZERO_VARIANCE),
+        (make_group(0, [1.0]), None),  # one rollout has no variance to speak of
+        (make_group(0, [np.nan, np.inf]), DropReason.NON_FINITE_REWARD),
+        (with_stop_reasons(make_group(0, [1.0, 0.0]), limit, limit), DropReason.TRUNCATED),
+        (with_stop_reasons(make_group(0, [1.0, 0.0]), stop, limit), None),
+        (Group(prompt=make_prompt(), rollouts=()), None),
+    ]:
+        assert find_refusal(group, algorithm) is expected

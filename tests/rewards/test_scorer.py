@@ -165,3 +165,21 @@ def test_settings_of_no_use_are_refused_before_anything_starts(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="needs the package math-verify"):
         _build(correctness="boxed")
+
+
+def test_code_is_judged_by_its_unit_tests():
+    scorer = _build(correctness="code", deadline_seconds=20.0)
+    tests = '["assert double(2) == 4", "assert double(-1) == -2"]'
+    right = "So:\n```python\ndef double(x):\n    return 2 * x\n```"
+    half = "```python\ndef double(x):\n    return 4\n```"
+
+    async def rewards():
+        texts = (right, half, "no code at all")
+        scored = [
+            await scorer.score(make_text_completion(text, answer=tests, num_tokens=4))
+            for text in texts
+        ]
+        await scorer.close()
+        return [each.reward for each in scored]
+
+    assert asyncio.run(rewards()) == [1.0, 0.0, 0.0]

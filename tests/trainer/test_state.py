@@ -28,3 +28,26 @@ def test_the_abstract_state_is_the_real_one_without_its_values():
     for like, leaf in zip(jax.tree.leaves(abstract), jax.tree.leaves(state), strict=True):
         assert (like.shape, like.dtype) == (leaf.shape, leaf.dtype)
         assert like.sharding.is_equivalent_to(leaf.sharding, leaf.ndim)
+
+
+def test_a_value_head_is_part_of_the_state_and_starts_at_zero():
+    settings = tiny_settings(algorithm={"baseline": "value"}, model={"param_dtype": "bfloat16"})
+    state = tiny_trainer(settings, FSDP_AND_TENSOR).state
+    head = state.params["value_head"]
+    assert {name: (leaf.shape, str(leaf.dtype)) for name, leaf in head.items()} == {
+        "head_bias": ((), "float32"),
+        "head_weight": ((TINY.width,), "float32"),
+    }
+    assert not any(np.any(leaf) for leaf in head.values())
+    assert head["head_weight"].sharding.is_fully_replicated
+    assert "value_head" in state.opt_state[1].mu
+    optimizer = build_optimizer(settings.trainer, num_steps=settings.schedule.num_steps)
+    abstract = abstract_state(
+        optimizer,
+        config=TINY,
+        mesh=FSDP_AND_TENSOR.trainer,
+        param_dtype="bfloat16",
+        value_head=True,
+    )
+    for like, leaf in zip(jax.tree.leaves(abstract), jax.tree.leaves(state), strict=True):
+        assert (like.shape, like.dtype) == (leaf.shape, leaf.dtype)

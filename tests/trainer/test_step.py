@@ -91,6 +91,62 @@ def test_a_step_is_the_policy_gradient_of_rollouts_taken_one_by_one(temperature)
     assert metrics["trainer/gradient_norm"] == pytest.approx(norm, rel=1e-5)
 
 
+LEARNING = {
+    "baseline": "value",
+    "value_coefficient": 0.5,
+    "kl_coefficient": 0.2,
+    "group_size": 1,
+}
+
+
+def learning_batch(**changes) -> PackedBatch:
+    """`tiny_batch` with a reward for every rollout and a reference near the sampler."""
+    batch = tiny_batch(**changes)
+    rewards = np.random.default_rng(1).integers(0, 2, 64).astype(np.float32)
+    noise = np.random.default_rng(2).normal(size=batch.token_ids.shape).astype(np.float32)
+    return _with(
+        batch,
+        returns=np.where(batch.loss_mask, rewards[batch.sequence_index], 0.0),
+        reference_logprobs=np.where(batch.loss_mask, batch.behaviour_logprobs + 0.1 * noise, 0.0),
+    )
+
+
+def test_value_and_kl_terms_split_in_any_way_and_over_four_devices_give_one_gradient():
+    (whole, params), *others = [
+        one_step(
+            learning_batch(),
+            algorithm=LEARNING,
+            trainer={"rows_per_micro_batch": rows},
+            meshes=meshes,
+        )
+        for rows, meshes in (
+            (8, ONE_DEVICE),
+            (2, ONE_DEVICE),
+            (4, tiny_meshes(trainer_devices=(0, 1, 2, 3), trainer=(1, 2, 2))),
+        )
+    ]
+    for metrics, other_params in others:
+        assert metrics == pytest.approx(whole, rel=1e-4, abs=1e-5)
+        assert_same_params(other_params, params, atol=1e-4)
+    assert np.abs(params["['value_head']['head_weight']"]).max() > 0
+    # The head starts at zero: v = 0, A = R, and half the mean square of R remains.
+    batch = learning_batch()
+    mean_return = batch.returns[batch.loss_mask].mean()
+    assert whole["value/loss"] == pytest.approx(mean_return / 2, rel=1e-5)
+    assert whole["value/explained_variance"] == pytest.approx(0.0, abs=1e-5)
+
+
+def test_the_value_head_learns_the_returns():
+    settings = tiny_settings(
+        algorithm=LEARNING | {"kl_coefficient": 0.0, "aggregation": "token_mean"},
+        trainer={"learning_rate": 3e-2, "max_gradient_norm": 100.0},
+    )
+    trainer, batch = tiny_trainer(settings, ONE_DEVICE), learning_batch()
+    metrics = [trainer.train(batch).fetch() for _ in range(12)]
+    assert metrics[-1]["value/explained_variance"] > 0.3
+    assert metrics[-1]["value/loss"] < 0.6 * metrics[0]["value/loss"]
+
+
 @pytest.mark.parametrize(
     ("aggregation", "splits"),
     [("sequence_sum", (4, 8)), ("sequence_mean", (8, 2)), ("token_mean", (8, 1))],

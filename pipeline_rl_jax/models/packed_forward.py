@@ -1,0 +1,73 @@
+"""The forward pass over packed rows, as everything that scores given tokens runs it.
+
+Owns how a model's weights and rows meet on a mesh with the axes data, fsdp and tensor. The policy
+in training and the reference policy go through here alike, so that equal weights give equal
+logprobs.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from pipeline_rl_jax.meshes import row_sharding
+from pipeline_rl_jax.models.token_logprobs import token_logprobs
+from pipeline_rl_jax.records import PackedBatch
+from pipeline_rl_jax.settings import Settings
+
+
+class TokenRows(NamedTuple):
+    """Of a `PackedBatch`, what a forward pass reads; arrays [r, T]."""
+
+    token_ids: np.ndarray | jax.Array
+    positions: np.ndarray | jax.Array
+    segment_ids: np.ndarray | jax.Array
+    loss_mask: np.ndarray | jax.Array
+
+    @classmethod
+    def of(cls, batch: PackedBatch, rows: slice = slice(None)) -> TokenRows:
+        return cls(*(getattr(batch, name)[rows] for name in cls._fields))
+
+
+class ScoredRows(NamedTuple):
+    """What the model says of the tokens of some rows; entry t describes token t."""
+
+    hidden: jax.Array  # [r, T, D] final hidden states, at (not before) each token
+    logprobs: jax.Array  # [r, T] float32, 0 outside the loss mask
+    entropies: jax.Array  # [r, T] float32 nats, 0 outside the loss mask
+
+
+def score_rows(
+    graph: nnx.GraphDef,
+    params: dict,
+    rows: TokenRows,
+    *,
+    settings: Settings,
+    mesh: Mesh,
+) -> ScoredRows:
+    """Logprobs and entropies of the rows' loss tokens, at the temperature they are sampled with.
+
+    `graph` from `loading.build_model`, `params` the weights of that model and no others.
+    """
+    # The look-up of rows that lie on other devices stays local once the width is whole.
+    embedding = jax.lax.with_sharding_constraint(
+        params["embedding"], NamedSharding(mesh, PartitionSpec("tensor", None))
+    )
+    model = nnx.merge(graph, params | {"embedding": embedding})
+    token_ids, positions, segment_ids, loss_mask = map(jnp.asarray, rows)
+    hidden = model(token_ids, positions=positions, segment_ids=segment_ids)
+    hidden = jax.lax.with_sharding_constraint(hidden, row_sharding(mesh))
+    logprobs, entropies = token_logprobs(
+        hidden,
+        model.output_embedding,
+        token_ids,
+        loss_mask,
+        temperature=settings.generation.temperature,
+        chunk_tokens=settings.model.logprob_chunk_tokens,
+    )
+    return ScoredRows(hidden, logprobs, entropies)

@@ -1,0 +1,1 @@
+"""What the hardware could do and what a model asks of it."""
