@@ -71,7 +71,7 @@ def trainer_bytes(
     chunk = min(tokens, settings.model.logprob_chunk_tokens)
     sizes = {
         "weights": weights * _item_bytes(settings.model.param_dtype),
-        "AdamW moments": 2 * weights * _item_bytes(settings.model.param_dtype),
+        "AdamW moments (float32)": 2 * weights * 4,
         "gradients (float32)": 4 * weights,
         "activations of a micro-batch": tokens * kept * compute,
         "logits of a chunk": 3 * 4 * chunk * config.vocabulary_size,

@@ -7,6 +7,7 @@ Owns `TrainState`, how it lies on the trainer mesh and how it starts. Saving it 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -64,13 +65,19 @@ def create_state(
             for name, leaf in abstract_value_head(config).items()
         }
         params = params | {VALUE_HEAD: jax.device_put(zeros, shardings.params[VALUE_HEAD])}
-    opt_state = jax.jit(optimizer.init, out_shardings=shardings.opt_state)(params)
+    init = functools.partial(_init_optimizer, optimizer)
+    opt_state = jax.jit(init, out_shardings=shardings.opt_state)(params)
     return TrainState(
         params=params,
         opt_state=opt_state,
         step=jax.device_put(np.int32(0), shardings.step),
         skipped_steps=jax.device_put(np.int32(0), shardings.skipped_steps),
     )
+
+
+def _init_optimizer(optimizer: optax.GradientTransformation, params: dict) -> optax.OptState:
+    """Moments are float32 whatever the weights are, as gradients and updates are."""
+    return optimizer.init(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params))
 
 
 def abstract_state(
@@ -86,7 +93,7 @@ def abstract_state(
     scalar = jax.ShapeDtypeStruct((), jnp.int32)
     state = TrainState(
         params=params,
-        opt_state=jax.eval_shape(optimizer.init, params),
+        opt_state=jax.eval_shape(functools.partial(_init_optimizer, optimizer), params),
         step=scalar,
         skipped_steps=scalar,
     )

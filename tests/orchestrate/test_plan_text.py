@@ -25,7 +25,7 @@ def test_trainer_memory_splits_over_fsdp_and_tensor():
     )
     one = trainer_bytes(settings, TINY, meshes(settings))
     assert one["weights"] == 4 * TINY.num_parameters
-    assert one["AdamW moments"] == 2 * one["weights"]
+    assert one["AdamW moments (float32)"] == 2 * one["weights"]
     assert one["activations of a micro-batch"] == 4 * 64 * TINY.num_layers * TINY.width * 4
     mesh = dataclasses.replace(
         settings.meshes,

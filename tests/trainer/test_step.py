@@ -136,6 +136,32 @@ def test_value_and_kl_terms_split_in_any_way_and_over_four_devices_give_one_grad
     assert whole["value/explained_variance"] == pytest.approx(0.0, abs=1e-5)
 
 
+def one_rollout_a_row(batch: PackedBatch) -> PackedBatch:
+    """The same rollouts, each at the start of a row of its own."""
+    arrays = {name: x for name, x in vars(batch).items() if np.ndim(x)}
+    alone = {name: [] for name in arrays}
+    for row, segment in np.ndindex(batch.token_ids.shape[0], int(batch.segment_ids.max())):
+        columns = np.flatnonzero(batch.segment_ids[row] == segment + 1)
+        for name, x in arrays.items():
+            width, fill = x.shape[1], x[row, -1]  # every row ends in padding
+            alone[name].append(np.concatenate([x[row, columns], np.full(width, fill)])[:width])
+    rows = {name: np.stack(x).astype(arrays[name].dtype) for name, x in alone.items()}
+    rows["segment_ids"] = np.minimum(rows["segment_ids"], 1)
+    return _with(batch, **rows, num_rows=np.int32(len(rows["segment_ids"])))
+
+
+def test_value_and_kl_terms_packed_or_not_give_one_gradient():
+    packed = learning_batch(num_rows=4)
+    unpacked = one_rollout_a_row(packed)
+    assert (packed.token_ids.shape, unpacked.token_ids.shape) == ((4, 32), (12, 32))
+    assert packed.loss_mask.sum() == unpacked.loss_mask.sum()
+    (expected, expected_params), (metrics, params) = (
+        one_step(batch, algorithm=LEARNING) for batch in (packed, unpacked)
+    )
+    assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert_same_params(params, expected_params, atol=1e-4)
+
+
 def test_the_value_head_learns_the_returns():
     settings = tiny_settings(
         algorithm=LEARNING | {"kl_coefficient": 0.0, "aggregation": "token_mean"},

@@ -40,3 +40,16 @@ def test_equal_batches_give_equal_runs():
         runs.append(jax.device_get(trainer.state.params))
     for left, right in zip(jax.tree.leaves(runs[0]), jax.tree.leaves(runs[1]), strict=True):
         np.testing.assert_array_equal(left, right)
+
+
+def test_weights_in_bfloat16_train_with_moments_in_float32():
+    settings = tiny_settings(model={"param_dtype": "bfloat16"})
+    trainer = tiny_trainer(settings, tiny_meshes())
+    before = jax.device_get(trainer.state.params)
+    losses = [trainer.train(tiny_batch()).fetch()["trainer/loss"] for _ in range(3)]
+    assert len(set(losses)) == 3
+    after = jax.device_get(trainer.state.params)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(after)} == {"bfloat16"}
+    assert any((a != b).any() for a, b in zip(*map(jax.tree.leaves, (before, after)), strict=True))
+    moments = [x for x in jax.tree.leaves(trainer.state.opt_state) if x.ndim]
+    assert {moment.dtype.name for moment in moments} == {"float32"}
