@@ -68,18 +68,16 @@ def assemble(
     algorithm = settings.algorithm
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     group_index = np.repeat(np.arange(len(groups)), [len(group.rollouts) for group in groups])
-    rewards = learned_rewards(rollouts, algorithm)
     reasons, _ = _drop_reasons(rollouts, group_index, algorithm=algorithm)
     kept = np.asarray([reason is None for reason in reasons], bool)
-    batch, penalties = _pack_kept(rollouts, kept, settings=settings), np.zeros(len(rollouts))
+    batch, penalties = _pack_kept(rollouts, kept, settings=settings), np.zeros(0)
     if batch is not None:
         batch = _with_reference(batch, reference_logprobs, algorithm)
-        penalties[kept] = _kl_penalties(batch, algorithm)
-        advantages = compute_advantages(
-            algorithm, rewards=rewards, group_index=group_index, valid=kept, penalties=penalties
+        penalties = _kl_penalties(batch, algorithm)
+        signals = _learning_signals(
+            rollouts, group_index, kept=kept, penalties=penalties, algorithm=algorithm
         )
-        returns = rewards - penalties
-        batch = with_signals(batch, advantages=advantages[kept], returns=returns[kept])
+        batch = with_signals(batch, **signals)
     return PreprocessResult(
         batch=batch,
         num_kept=int(kept.sum()),
@@ -88,7 +86,7 @@ def assemble(
             **_group_statistics([*groups, *refused], algorithm),
             **batch_statistics(batch),
             **_drop_statistics(rollouts, reasons),
-            **_penalty_statistics(penalties[kept], algorithm),
+            **_penalty_statistics(penalties, algorithm),
         },
     )
 
@@ -187,6 +185,23 @@ def _kl_penalties(batch: PackedBatch, algorithm: AlgorithmSettings) -> np.ndarra
     sequence_index = np.asarray(batch.sequence_index)[mask]
     sums = np.bincount(sequence_index, weights=estimates, minlength=num_sequences)
     return algorithm.kl_coefficient * sums
+
+
+def _learning_signals(
+    rollouts: Sequence[Rollout],
+    group_index: np.ndarray,
+    *,
+    kept: np.ndarray,
+    penalties: np.ndarray,
+    algorithm: AlgorithmSettings,
+) -> dict[str, np.ndarray]:
+    """Advantage and return of each kept rollout, [B]; `penalties` [B] come off the rewards."""
+    rewards, taken_off = learned_rewards(rollouts, algorithm), np.zeros(len(rollouts))
+    taken_off[kept] = penalties
+    advantages = compute_advantages(
+        algorithm, rewards=rewards, group_index=group_index, valid=kept, penalties=taken_off
+    )
+    return {"advantages": advantages[kept], "returns": (rewards - taken_off)[kept]}
 
 
 def _group_statistics(groups: Sequence[Group], algorithm: AlgorithmSettings) -> dict[str, float]:

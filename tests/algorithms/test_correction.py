@@ -101,6 +101,26 @@ def test_truncated_beside_ppo_is_the_papers_loss():
 
 
 @pytest.mark.parametrize("correction", ["truncated", "masked"])
+def test_what_is_added_beside_the_policy_loss_is_not_corrected(correction):
+    """A token that leaves the policy loss is still pulled to the reference."""
+    changes = {"ratio_anchor": "current", "is_lowest": 0.5, "is_highest": 2.0}
+    kl = {"kl_coefficient": 0.3, "kl_estimator": "k2"}
+    added = [
+        [with_kl - without for with_kl, without in zip(left[::2], right[::2], strict=True)]
+        for left, right in (
+            (evaluate(**changes, **kl), evaluate(**changes)),
+            (
+                evaluate(**changes, **kl, is_correction=correction),
+                evaluate(**changes, is_correction=correction),
+            ),
+        )
+    ]
+    for plain, corrected in zip(*added, strict=True):
+        np.testing.assert_allclose(corrected, plain, rtol=1e-4)
+        assert (np.abs(plain) > 0.1).all()
+
+
+@pytest.mark.parametrize("correction", ["truncated", "masked"])
 @pytest.mark.parametrize("num_valid", [0, 1])
 def test_no_and_one_valid_token(correction, num_valid):
     settings = make_algorithm_settings(ratio_anchor="current", is_correction=correction)

@@ -324,3 +324,38 @@ def test_a_learned_baseline_by_hand():
         jax.jit(
             lambda: policy_loss(settings, current_logprobs=jnp.asarray(CURRENT), batch=ONE_ROW)
         )()
+
+
+@pytest.mark.parametrize("kept", [[], [3]], ids=["no token", "one token"])
+def test_added_terms_with_no_and_one_valid_token(kept):
+    """What nobody may read is NaN; the one token has all of the gradient, no token has none."""
+    settings = make_algorithm_settings(
+        kl_coefficient=0.3, baseline="value", entropy_coefficient=0.1, group_size=1
+    )
+    mask = np.isin(np.arange(6), kept)[None]
+    only = np.where(mask, CURRENT, np.nan)
+    batch = dataclasses.replace(
+        ONE_ROW,
+        loss_mask=mask,
+        reference_logprobs=np.where(mask, REFERENCE_ROW, np.nan),
+        returns=np.where(mask, 1.0, np.nan),
+    )
+
+    def total(current, values):
+        with_baseline = learned_baseline(batch, values)
+        loss, statistics = policy_loss(
+            settings,
+            current_logprobs=current,
+            batch=with_baseline,
+            entropies=-values,
+            values=values,
+        )
+        return loss.sum(), (loss, statistics)
+
+    gradients, (loss, statistics) = jax.jit(jax.grad(total, argnums=(0, 1), has_aux=True))(
+        only, only
+    )
+    for array in (loss, *gradients, *statistics.values()):
+        assert np.isfinite(array).all()
+        assert not np.asarray(array)[~mask].any()
+    assert np.count_nonzero(gradients[0]) == np.count_nonzero(gradients[1]) == len(kept)

@@ -80,6 +80,10 @@ def test_truncated_and_zero_variance_rollouts_are_kept_by_default():
     ]
     result = assemble(groups, make_settings(trainer=ROWS))
     np.testing.assert_allclose(advantages_by_sequence(result.batch), [0.5, -0.5, 0, 0])
+    # A cut completion counts as ended: its target is the reward it got, nothing is bootstrapped.
+    for index, reward in enumerate([1.0, 0.0, 1.0, 1.0]):
+        tokens = result.batch.loss_mask & (result.batch.sequence_index == index)
+        np.testing.assert_array_equal(result.batch.returns[tokens], np.full(3, reward))
     assert result.statistics["group/zero_variance_share"] == 0.5
     assert result.statistics["drops/zero_variance_rollouts"] == 0
 
@@ -145,6 +149,10 @@ def test_a_penalised_truncation_has_the_reward_of_the_setting():
     for truncated, refusal in (("train", DropReason.ZERO_VARIANCE), ("penalise", None)):
         algorithm = make_settings(algorithm={"truncated": truncated}).algorithm
         assert find_refusal(equal, algorithm) is refusal
+    # By default it is as wrong as a wrong answer, whatever it said.
+    wrong = with_stop_reasons(make_group(0, [0.0, 1.0]), StopReason.EOS, StopReason.MAX_NEW_TOKENS)
+    default = make_settings(algorithm={"truncated": "penalise"}).algorithm
+    assert find_refusal(wrong, default) is DropReason.ZERO_VARIANCE
 
 
 def with_reference(gap):
