@@ -2,10 +2,14 @@
 
 Owns the space of distinct problems: each is one number below `num_distinct`, its digits in mixed
 radix the operands and operations. So a problem is drawn, told apart and held out by its number.
+Problems are equally likely, or small first operands more so (`data.arithmetic.first_operand_tail`):
+a model that takes as many steps as the first operand says then writes lengths with a long tail.
 """
 
 from __future__ import annotations
 
+import bisect
+import functools
 import hashlib
 import itertools
 from collections.abc import Container
@@ -14,13 +18,15 @@ from pipeline_rl_jax.data.problems import Problem
 from pipeline_rl_jax.settings import ArithmeticSettings
 
 _TASK = "arithmetic"
+_RESOLUTION = 2**32  # of the probabilities of first operands
 
 
 class ArithmeticProblems:
     """`num_records` draws from the space; draw i depends on (seed, i) only.
 
     >>> task = ArithmeticSettings(
-    ...     operations="+", min_operand=3, max_operand=3, num_operands=2, num_records=1
+    ...     operations="+", min_operand=3, max_operand=3, num_operands=2, first_operand_tail=0.0,
+    ...     num_records=1,
     ... )
     >>> ArithmeticProblems(task, seed=0)[0].problem
     'What is 3 + 3?'
@@ -31,14 +37,14 @@ class ArithmeticProblems:
     ) -> None:
         self._task = task
         self._seed = seed
-        self._held_out = held_out  # at most a tenth of the space, so a redraw soon succeeds
+        self._held_out = held_out  # at most a tenth of the space: a redraw succeeds
 
     def __len__(self) -> int:
         return self._task.num_records
 
     def __getitem__(self, index: int, /) -> Problem:
         draws = (
-            draw_number(f"{self._seed}/{index}/{attempt}", num_distinct(self._task))
+            draw_problem_number(self._task, f"{self._seed}/{index}/{attempt}")
             for attempt in itertools.count()
         )
         return problem_of_number(
@@ -59,6 +65,27 @@ def draw_number(key: str, limit: int) -> int:
     num_bytes = (limit.bit_length() + 7) // 8 + 16
     digest = hashlib.shake_256(key.encode()).digest(num_bytes)
     return int.from_bytes(digest, "big") % limit
+
+
+def draw_problem_number(task: ArithmeticSettings, key: str) -> int:
+    """The number of a problem, the same for the same key; distributed as the task says.
+
+    `P(first operand = min_operand + i) ∝ (i + 1)^-first_operand_tail`; all else is uniform.
+    """
+    if not task.first_operand_tail:
+        return draw_number(key, num_distinct(task))
+    bounds = _first_operand_bounds(task.max_operand - task.min_operand + 1, task.first_operand_tail)
+    place = bisect.bisect_right(bounds, draw_number(f"{key}/first", _RESOLUTION))
+    rest = draw_number(key, num_distinct(task) // len(bounds))
+    return rest * len(bounds) + place  # the first operand is the lowest digit
+
+
+@functools.cache
+def _first_operand_bounds(num_values: int, tail: float) -> tuple[int, ...]:
+    """Where each value's share of `_RESOLUTION` ends."""
+    weights = [(place + 1) ** -tail for place in range(num_values)]
+    totals = list(itertools.accumulate(weights))
+    return tuple(round(total / totals[-1] * _RESOLUTION) for total in totals)
 
 
 def problem_of_number(task: ArithmeticSettings, number: int) -> Problem:

@@ -70,7 +70,7 @@ def _read_file(path: Path, mapping: RecordMapping) -> Iterator[Problem]:
     record_format = None
     num_dropped = 0
     task = _task_name(path)
-    for place, record in _read_records(path):
+    for place, record in read_records(path):
         try:
             if record_format is None:
                 record_format = choose_format(record, mapping)
@@ -85,8 +85,8 @@ def _read_file(path: Path, mapping: RecordMapping) -> Iterator[Problem]:
         _LOGGER.warning("%s: %d records without problem or answer dropped", path, num_dropped)
 
 
-def _read_records(path: Path) -> Iterator[tuple[str, object]]:
-    """(place in the file, record) of every record."""
+def read_records(path: Path) -> Iterator[tuple[str, object]]:
+    """(place in the file, record) of every record. ValueError with the place it cannot be read."""
     if path.suffix == ".parquet":
         return _read_parquet(path)
     if path.suffix == ".json" and _starts_with_bracket(path):

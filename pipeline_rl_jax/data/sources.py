@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from pipeline_rl_jax.data.arithmetic import (
     ArithmeticProblems,
     draw_number,
+    draw_problem_number,
     num_distinct,
     problem_of_number,
 )
@@ -82,7 +83,7 @@ def _split_arithmetic(settings: Settings, given: tuple[Problem, ...] | None) -> 
         numbers = sorted(ranked[:count])
         evaluation, note = tuple(problem_of_number(task, n) for n in numbers), _note_shared(size)
     else:
-        draws = (draw_number(f"evaluation/{n}", size) for n in itertools.count())
+        draws = (draw_problem_number(task, f"evaluation/{n}") for n in itertools.count())
         held_out = frozenset(_first_distinct(draws, count))
         evaluation = tuple(problem_of_number(task, number) for number in sorted(held_out))
         note = _note_held_out(count)

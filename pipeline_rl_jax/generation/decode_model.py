@@ -16,8 +16,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from pipeline_rl_jax.generation.decode_state import Cache, load, store
+from pipeline_rl_jax.generation.decode_state import Cache
 from pipeline_rl_jax.models.attention import segment_attention
+from pipeline_rl_jax.models.cache_storage import load, store
 from pipeline_rl_jax.models.config import ModelConfig
 from pipeline_rl_jax.models.layers import finish_qkv, rms_norm, rope_frequencies, rope_tables
 from pipeline_rl_jax.models.partition import LOGICAL_AXES, mesh_axis

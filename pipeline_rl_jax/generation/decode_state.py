@@ -22,6 +22,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pipeline_rl_jax.generation.engine import SlotRequest
+from pipeline_rl_jax.models.cache_storage import cache_storage
 from pipeline_rl_jax.models.config import ModelConfig
 
 
@@ -52,21 +53,6 @@ class DecodeState:
     num_generated: jax.Array  # int32, tokens of the completion so far
     max_new_tokens: jax.Array  # int32
     temperatures: jax.Array  # float32
-
-
-def cache_storage(dtype: str) -> jnp.dtype:
-    """bfloat16 is stored as its bits: XLA's CPU scatter would widen the whole array."""
-    return jnp.dtype(jnp.uint16) if dtype == "bfloat16" else jnp.dtype(dtype)
-
-
-def store(x: jax.Array, dtype: str) -> jax.Array:
-    """Casts to the cache dtype and to its storage."""
-    return jax.lax.bitcast_convert_type(x.astype(dtype), cache_storage(dtype))
-
-
-def load(x: jax.Array, dtype: str) -> jax.Array:
-    """The inverse of `store`."""
-    return jax.lax.bitcast_convert_type(x, jnp.dtype(dtype))
 
 
 def cache_sharding(mesh: Mesh, config: ModelConfig, *, slot_axis: str | None) -> NamedSharding:

@@ -19,7 +19,7 @@ import numpy as np
 from pipeline_rl_jax.models.atomic_directory import atomic_directory
 from pipeline_rl_jax.models.config import ModelConfig
 from pipeline_rl_jax.models.hf_config import parse_config, raw_config, read_raw_config
-from pipeline_rl_jax.models.hf_tensors import param_leaves, tensor_shapes
+from pipeline_rl_jax.models.hf_tensors import ParamLeaf, leaf_shapes, param_leaves
 from pipeline_rl_jax.models.safetensors_file import element_bytes, write_file
 
 # Everything beside weights and config.json that decides what text goes in and comes out.
@@ -36,7 +36,7 @@ COMPANION_FILES = (
     "chat_template.json",
 )
 # Keys of the source's config.json that `raw_config` says in another way.
-_REPLACED_KEYS = ("rope_parameters", "dtype")
+REPLACED_KEYS = ("rope_parameters", "dtype")
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -68,7 +68,8 @@ def save_params(
     if sources:
         raw = _merged_config(raw, config, sources[0])
     with atomic_directory(directory) as partial:
-        write_weights(partial, tensor_shapes(config), _host_tensors(params, config), weight_format)
+        leaves = param_leaves(config)
+        write_weights(partial, leaf_shapes(leaves), host_tensors(params, leaves), weight_format)
         write_json(partial / "config.json", raw)
         for source in sources:
             copy_companions(source, partial)
@@ -122,12 +123,13 @@ def _merged_config(
             f"{source_directory / 'config.json'} describes another model than the weights; "
             "give the directory this model was trained from"
         )
-    kept = {key: value for key, value in source.items() if key not in _REPLACED_KEYS}
+    kept = {key: value for key, value in source.items() if key not in REPLACED_KEYS}
     return kept | raw
 
 
-def _host_tensors(params: Mapping[str, Any], config: ModelConfig) -> Iterator[np.ndarray]:
-    for leaf in param_leaves(config):
+def host_tensors(params: Mapping[str, Any], leaves: Iterable[ParamLeaf]) -> Iterator[np.ndarray]:
+    """The checkpoint tensors of these leaves in turn; one leaf at a time is on the host."""
+    for leaf in leaves:
         value: Any = params
         for key in leaf.path:
             value = value[key]

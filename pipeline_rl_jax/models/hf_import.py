@@ -8,7 +8,7 @@ shard, one shard of one leaf at a time: a model never exists twice in host memor
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +46,19 @@ def load_params(
     """
     tensors = find_tensors(directory)
     check_tensors(tensors, config, directory=directory)
+    return load_leaves(param_leaves(config), tensors, shardings=shardings, dtype=dtype)
+
+
+def load_leaves(
+    leaves: Iterable[ParamLeaf],
+    tensors: Mapping[str, StoredTensor],
+    *,
+    shardings: dict,
+    dtype: str,
+) -> dict[str, Any]:
+    """The tree of these leaves, each on its sharding; the tensors have been checked."""
     params: dict[str, Any] = {}
-    for leaf in param_leaves(config):
+    for leaf in leaves:
         parent, sharding = params, shardings
         for key in leaf.path[:-1]:
             parent, sharding = parent.setdefault(key, {}), sharding[key]
@@ -82,8 +93,29 @@ def check_tensors(
     tensors: Mapping[str, StoredTensor], config: ModelConfig, *, directory: Path
 ) -> None:
     """ValueError naming every missing, unknown, misshapen or unreadable tensor at once."""
-    expected = tensor_shapes(config)
-    extra = sorted(name for name in tensors.keys() - expected.keys() if not _harmless(name, config))
+    check_shapes(
+        tensors,
+        tensor_shapes(config),
+        directory=directory,
+        ignored=(UNEMBEDDING_NAME,) if config.tied_embeddings else (),
+    )
+    _check_tied(tensors, config, directory)
+
+
+def check_shapes(
+    tensors: Mapping[str, StoredTensor],
+    expected: Mapping[str, tuple[int, ...]],
+    *,
+    directory: Path,
+    ignored: Collection[str] = (),
+) -> None:
+    """As `check_tensors`, with names and shapes given; `ignored` ones may be there or not."""
+    extra = sorted(
+        name
+        for name in tensors.keys() - expected.keys() - set(ignored)
+        # Old checkpoints carry it; it holds nothing a config does not already say.
+        if not name.endswith("rotary_emb.inv_freq")
+    )
     present = [(name, tensors[name], shape) for name, shape in expected.items() if name in tensors]
     problems = {
         "missing": [name for name in expected if name not in tensors],
@@ -103,14 +135,6 @@ def check_tensors(
             f"{directory} does not fit its config.json. Tensors {'; '.join(found)}. "
             "Fetch the model again, or use a checkpoint of a supported architecture"
         )
-    _check_tied(tensors, config, directory)
-
-
-def _harmless(name: str, config: ModelConfig) -> bool:
-    """Tensors old checkpoints carry that hold nothing a config does not already say."""
-    if name == UNEMBEDDING_NAME:
-        return config.tied_embeddings
-    return name.endswith("rotary_emb.inv_freq")
 
 
 def _check_tied(tensors: Mapping[str, StoredTensor], config: ModelConfig, directory: Path) -> None:

@@ -8,7 +8,7 @@ nothing.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pipeline_rl_jax.models.config import ModelConfig
@@ -20,6 +20,7 @@ _TOP_NAMES: Mapping[str, str] = {
     "embedding": EMBEDDING_NAME,
     "unembedding": UNEMBEDDING_NAME,
     "final_norm": "model.norm.weight",
+    "score": "score.weight",  # of a reward model
 }
 _LAYER_NAMES: Mapping[str, str] = {
     "attention_norm": "input_layernorm.weight",
@@ -62,7 +63,11 @@ class ParamLeaf:
 
 def param_leaves(config: ModelConfig) -> tuple[ParamLeaf, ...]:
     """Every leaf of `abstract_params(config)`, in the tree's order."""
-    tree: dict[str, Any] = abstract_params(config)
+    return tree_leaves(abstract_params(config))
+
+
+def tree_leaves(tree: Mapping[str, Any]) -> tuple[ParamLeaf, ...]:
+    """Every leaf of a parameter tree of ours, in its order; a leaf of `tree` has a `shape`."""
     leaves = []
     for key, value in tree.items():
         if key == "layers":
@@ -77,7 +82,12 @@ def param_leaves(config: ModelConfig) -> tuple[ParamLeaf, ...]:
 
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor a checkpoint of `config` holds, leaf by leaf."""
-    return {name: leaf.tensor_shape for leaf in param_leaves(config) for name in leaf.tensor_names}
+    return leaf_shapes(param_leaves(config))
+
+
+def leaf_shapes(leaves: Iterable[ParamLeaf]) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor behind these leaves."""
+    return {name: leaf.tensor_shape for leaf in leaves for name in leaf.tensor_names}
 
 
 def _layer_leaf(name: str, shape: tuple[int, ...]) -> ParamLeaf:

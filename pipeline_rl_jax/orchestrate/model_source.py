@@ -1,40 +1,57 @@
 """`model.source` as a Hugging Face directory, whatever it names.
 
-Owns the converted SmolLM2 in the cache: the join of its weights (`models/gguf_import.py`) and its
-tokenizer (`data/gguf_tokenizer.py`), which must not know each other.
+Owns the models that are made here once and kept in a cache: the converted SmolLM2, the join of its
+weights (`models/gguf_import.py`) and its tokenizer (`data/gguf_tokenizer.py`), which must not know
+each other; and the small one that `teaching.py` teaches.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from pipeline_rl_jax.data.gguf_tokenizer import write_tokenizer_files
 from pipeline_rl_jax.models.atomic_directory import atomic_directory
 from pipeline_rl_jax.models.gguf_import import convert_gguf, smollm2_gguf_path
 from pipeline_rl_jax.models.loading import resolve_source
+from pipeline_rl_jax.orchestrate.teaching import write_taught_model
 
 SMOLLM2_SOURCE = "smollm2-135m"
+TAUGHT_SOURCE = "worked-sums"
 CACHE_VARIABLE = "PIPELINE_RL_JAX_CACHE"
 # Raise it when a conversion would come out differently: cached ones are then made again.
 CONVERTER_VERSION = 1
+TEACHING_VERSION = 1  # the same for lessons
 _MARKER = "converted.json"
+
+_LOGGER = logging.getLogger(__name__)
 
 
 def prepare_model(source: str) -> Path:
     """The directory with config.json, weights and tokenizer behind `model.source`.
 
-    `smollm2-135m` is converted once and then found in the cache, `~/.cache/pipeline_rl_jax` or
-    `$PIPELINE_RL_JAX_CACHE`. ValueError with one line when there is no such model.
+    `smollm2-135m` is converted, and `worked-sums` taught, once and then found in the cache,
+    `~/.cache/pipeline_rl_jax` or `$PIPELINE_RL_JAX_CACHE`. ValueError with one line when there is
+    no such model.
     """
-    if source != SMOLLM2_SOURCE:
-        return resolve_source(source)
-    directory = cache_directory() / SMOLLM2_SOURCE
-    if not _is_current(directory):
-        _convert_into_cache(directory)
-    return directory
+    directory = cache_directory() / source
+    if source == SMOLLM2_SOURCE:
+        if _cached_version(directory) != CONVERTER_VERSION:
+            gguf_path = smollm2_gguf_path()
+            _make_in_cache(
+                directory, CONVERTER_VERSION, lambda: convert_to_directory(gguf_path, directory)
+            )
+        return directory
+    if source == TAUGHT_SOURCE:
+        if _cached_version(directory) != TEACHING_VERSION:
+            _LOGGER.warning("teaching %s, some minutes, once; kept in %s", source, directory)
+            _make_in_cache(directory, TEACHING_VERSION, lambda: _teach_to_directory(directory))
+        return directory
+    return resolve_source(source)
 
 
 def cache_directory() -> Path:
@@ -52,24 +69,27 @@ def convert_to_directory(gguf_path: Path, directory: Path) -> None:
         (partial / _MARKER).write_text(json.dumps(marker) + "\n", encoding="utf-8")
 
 
-def _is_current(directory: Path) -> bool:
-    return _cached_version(directory) == CONVERTER_VERSION
+def _teach_to_directory(directory: Path) -> None:
+    with atomic_directory(directory) as partial:
+        write_taught_model(partial)
+        marker = {"converter_version": TEACHING_VERSION}
+        (partial / _MARKER).write_text(json.dumps(marker) + "\n", encoding="utf-8")
 
 
 def _cached_version(directory: Path) -> int | None:
-    """The version of the converter that wrote `directory`, None when it was not the converter."""
+    """The version that made `directory`, None when it was not made here."""
     marker = directory / _MARKER
     if not marker.is_file():
         return None
     return json.loads(marker.read_text(encoding="utf-8"))["converter_version"]
 
 
-def _convert_into_cache(directory: Path) -> None:
-    gguf_path = smollm2_gguf_path()
+def _make_in_cache(directory: Path, version: int, make: Callable[[], None]) -> None:
+    """Makes `directory` in place of one that another version made."""
     if _cached_version(directory) is not None:
         shutil.rmtree(directory)
     try:
-        convert_to_directory(gguf_path, directory)
+        make()
     except ValueError:
-        if not _is_current(directory):  # else another process finished first
+        if _cached_version(directory) != version:  # else another process finished first
             raise

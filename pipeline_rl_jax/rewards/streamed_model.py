@@ -151,11 +151,10 @@ class StreamedModel:
             token_ids[i, :taken] = entry.token_ids[:taken]
             rows[i], lengths[i], starts[i] = entry.row, taken, entry.start
             prompt_lengths[i] = entry.prompt_length
-        chunks = RowChunks(*map(np.asarray, (rows, token_ids, lengths, starts, prompt_lengths)))
+        arrays = (rows, token_ids, lengths, starts, prompt_lengths)
+        chunks = RowChunks(*jax.device_put(arrays, self._host_arrays))
         with self._order:
-            result, self._cache = self._extend(
-                self._params, self._cache, jax.device_put(chunks, self._host_arrays)
-            )
+            result, self._cache = self._extend(self._params, self._cache, chunks)
         values = np.asarray(jax.device_get(result))
         read = [
             (int(lengths[i]), value[: lengths[i]] if value.ndim else value)

@@ -8,10 +8,11 @@ only the last chunk is left. The device side is `streamed_model.py`.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -172,8 +173,10 @@ class StreamedTexts:
                 if not self._per_token:
                     text.results.clear()
                 text.results.append(value)
-                name = "final_tokens" if text.ended else "streamed_tokens"
-                setattr(self._counts, name, getattr(self._counts, name) + num_tokens)
+                if text.ended:
+                    self._counts.final_tokens += num_tokens
+                else:
+                    self._counts.streamed_tokens += num_tokens
 
     def _result(self, text: _Text) -> np.ndarray:
         if text.row is None:  # it ended before it got one: the spare row is for that
@@ -200,8 +203,13 @@ class StreamedTexts:
             )
         return self._texts[key]
 
-    def _busy(self) -> _Stopwatch:
-        return _Stopwatch(self._counts)
+    @contextlib.contextmanager
+    def _busy(self) -> Iterator[None]:
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self._counts.busy_seconds += time.monotonic() - start
 
 
 class IncrementalScorer:
@@ -234,20 +242,6 @@ class IncrementalScorer:
 
     def cancel(self, key: Key) -> None:
         self._texts.cancel(key)
-
-
-class _Stopwatch:
-    """Adds the time inside a block to the counts."""
-
-    def __init__(self, counts: StreamCounts) -> None:
-        self._counts = counts
-        self._start = 0.0
-
-    def __enter__(self) -> None:
-        self._start = time.monotonic()
-
-    def __exit__(self, *_: object) -> None:
-        self._counts.busy_seconds += time.monotonic() - self._start
 
 
 def _next_tokens(text: _Text) -> RowTokens:

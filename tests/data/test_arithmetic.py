@@ -5,6 +5,7 @@ import pytest
 from pipeline_rl_jax.data.arithmetic import (
     ArithmeticProblems,
     draw_number,
+    draw_problem_number,
     num_distinct,
     problem_of_number,
 )
@@ -17,6 +18,7 @@ def make_task(**changes):
         "min_operand": 0,
         "max_operand": 9,
         "num_operands": 2,
+        "first_operand_tail": 0.0,
         "num_records": 50,
     }
     return ArithmeticSettings(**{**defaults, **changes})
@@ -95,3 +97,19 @@ def test_draws_are_the_same_on_every_machine():
 
 def test_repeated_operations_count_once():
     assert num_distinct(make_task(operations="++")) == 100
+
+
+def test_small_first_operands_are_likelier_with_a_tail():
+    task = make_task(min_operand=2, max_operand=5, first_operand_tail=1.0)
+    draws = [draw_problem_number(task, str(key)) for key in range(4000)]
+    first = [divmod(number, 4)[1] for number in draws]
+    second = [number // 4 for number in draws]
+    # 1, 1/2, 1/3 and 1/4 of their sum 25/12; four standard deviations are below 0.04.
+    for place, share in enumerate((12 / 25, 6 / 25, 4 / 25, 3 / 25)):
+        assert abs(first.count(place) / len(draws) - share) < 0.04
+        assert abs(second.count(place) / len(draws) - 0.25) < 0.04
+
+
+def test_without_a_tail_a_draw_is_the_plain_number():
+    task = make_task()
+    assert draw_problem_number(task, "7/3/0") == draw_number("7/3/0", 100)

@@ -13,6 +13,7 @@ def make_arithmetic(max_operand=9, num_records=500):
         min_operand=0,
         max_operand=max_operand,
         num_operands=2,
+        first_operand_tail=0.0,
         num_records=num_records,
     )
 

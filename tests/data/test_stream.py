@@ -164,7 +164,12 @@ def test_the_position_is_a_grain_iterator_state(tokenizer):
 
 def make_arithmetic_settings(max_prompt_tokens=1024, **data):
     task = ArithmeticSettings(
-        operations="+", min_operand=0, max_operand=99, num_operands=2, num_records=200
+        operations="+",
+        min_operand=0,
+        max_operand=99,
+        num_operands=2,
+        first_operand_tail=0.0,
+        num_records=200,
     )
     return make_settings(
         data={"arithmetic": task, **data},
@@ -229,7 +234,12 @@ def test_the_last_record_of_a_file_is_checked_too(tokenizer, tmp_path, caplog):
 
 def test_the_log_says_that_training_sees_the_evaluation_problems(tokenizer, caplog):
     task = ArithmeticSettings(
-        operations="+", min_operand=0, max_operand=9, num_operands=2, num_records=10
+        operations="+",
+        min_operand=0,
+        max_operand=9,
+        num_operands=2,
+        first_operand_tail=0.0,
+        num_records=10,
     )
     settings = make_settings(data={"arithmetic": task}, evaluation={"num_prompts": 100})
     with caplog.at_level(logging.WARNING):

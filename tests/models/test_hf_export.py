@@ -12,6 +12,7 @@ from pipeline_rl_jax.models import hf_export
 from pipeline_rl_jax.models.hf_config import read_config
 from pipeline_rl_jax.models.hf_export import WeightFormat, save_params
 from pipeline_rl_jax.models.hf_import import load_params
+from pipeline_rl_jax.models.hf_tensors import param_leaves
 
 FLOAT32 = WeightFormat(dtype="float32")
 
@@ -152,7 +153,7 @@ def test_only_one_leaf_is_on_the_host_at_a_time(golden_qwen2, monkeypatch):
     fetched = []
     real = np.asarray
     monkeypatch.setattr(hf_export.np, "asarray", lambda x: fetched.append(x.shape) or real(x))
-    tensors = hf_export._host_tensors(golden_qwen2.params, golden_qwen2.config)
+    tensors = hf_export.host_tensors(golden_qwen2.params, param_leaves(golden_qwen2.config))
     next(tensors)
     assert len(fetched) == 1
     assert len(list(tensors)) == 26

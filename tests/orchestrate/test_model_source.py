@@ -93,6 +93,21 @@ def test_a_failed_conversion_leaves_nothing(cache, conversions, monkeypatch):
     assert list(cache.iterdir()) == []
 
 
+def test_the_taught_model_is_made_once_and_again_for_other_lessons(cache, monkeypatch):
+    taught = []
+
+    def write(directory):
+        taught.append(directory)
+        (directory / "config.json").write_text(f"lessons {len(taught)}")
+
+    monkeypatch.setattr(model_source, "write_taught_model", write)
+    directory = prepare_model("worked-sums")
+    assert directory == cache / "worked-sums" == prepare_model("worked-sums")
+    assert len(taught) == 1
+    monkeypatch.setattr(model_source, "TEACHING_VERSION", 10_000)
+    assert (prepare_model("worked-sums") / "config.json").read_text() == "lessons 2"
+
+
 @pytest.mark.slow
 def test_the_real_wheel(cache):
     try:

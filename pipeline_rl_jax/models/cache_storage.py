@@ -1,0 +1,24 @@
+"""How entries of a KV cache lie in memory, for the decode loop and for streamed scoring.
+
+Owns the storage dtype only; the caches are the caller's.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+
+def cache_storage(dtype: str) -> jnp.dtype:
+    """bfloat16 is stored as its bits: XLA's CPU scatter would widen the whole array."""
+    return jnp.dtype(jnp.uint16) if dtype == "bfloat16" else jnp.dtype(dtype)
+
+
+def store(x: jax.Array, dtype: str) -> jax.Array:
+    """Casts to the cache dtype and to its storage."""
+    return jax.lax.bitcast_convert_type(x.astype(dtype), cache_storage(dtype))
+
+
+def load(x: jax.Array, dtype: str) -> jax.Array:
+    """The inverse of `store`."""
+    return jax.lax.bitcast_convert_type(x, jnp.dtype(dtype))

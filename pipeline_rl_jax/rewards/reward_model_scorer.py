@@ -1,0 +1,132 @@
+"""Whole completions scored by a reward model, as one component of the reward.
+
+Owns the batching: completions that ask at about the same time are scored in one device call, in a
+thread of the scorer's own. Streamed scoring is `streaming.py`; both give the same scores.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from pipeline_rl_jax.meshes import replicated
+from pipeline_rl_jax.models.config import ModelConfig
+from pipeline_rl_jax.models.reward_model import build_reward_model
+from pipeline_rl_jax.records import Completion
+from pipeline_rl_jax.rewards.score import Score
+
+TokensOf = Callable[[Completion], np.ndarray]  # `data/vocabulary.py`: own_tokens, encode_again
+_SHORTEST_TOKENS = 32
+
+
+class RewardModelOnDevice:
+    """Scores of whole texts, padded to `rows` by a doubled number of tokens; not thread-safe.
+
+    `params` as of `hf_reward.py`, on `mesh`; `order` is held while a program is dispatched.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        params: Mapping[str, Any],
+        *,
+        mesh: Mesh,
+        rows: int,
+        compute_dtype: str = "bfloat16",
+        order: contextlib.AbstractContextManager | None = None,
+    ) -> None:
+        self.rows = rows
+        self.max_tokens = config.max_positions
+        self._params = params
+        self._order = order or contextlib.nullcontext()
+        self._host_arrays = replicated(mesh)
+        graph = build_reward_model(config, compute_dtype=compute_dtype)
+
+        def score(params: Mapping[str, Any], token_ids: jax.Array, lengths: jax.Array):
+            return nnx.merge(graph, params).sequence_scores(token_ids, lengths)
+
+        self._score = jax.jit(score, out_shardings=self._host_arrays)
+
+    def scores(self, texts: Sequence[np.ndarray]) -> np.ndarray:
+        """One float32 score for each of up to `rows` texts; waits for the result."""
+        lengths = np.zeros(self.rows, np.int32)
+        lengths[: len(texts)] = [text.size for text in texts]
+        width = _SHORTEST_TOKENS
+        while width < lengths.max():
+            width *= 2
+        token_ids = np.zeros((self.rows, width), np.int32)
+        for row, text in zip(token_ids, texts, strict=False):
+            row[: text.size] = text
+        arrays = jax.device_put((token_ids, lengths), self._host_arrays)
+        with self._order:
+            result = self._score(self._params, *arrays)
+        return np.asarray(jax.device_get(result))[: len(texts)]
+
+
+class _Request(NamedTuple):
+    token_ids: np.ndarray
+    future: concurrent.futures.Future[float]
+
+
+class RewardModelScorer:
+    """A `Scorer`: the reward model's score of prompt and completion.
+
+    Usable from several threads and event loops at once. A text longer than the model's context has
+    no score: the error is `reward_model_context`. An error of the device is raised where the score
+    is awaited.
+    """
+
+    def __init__(self, model: RewardModelOnDevice, *, tokens_of: TokensOf) -> None:
+        self._model = model
+        self._tokens_of = tokens_of
+        self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="reward model", daemon=True)
+        self._thread.start()
+
+    async def score(self, completion: Completion) -> Score:
+        token_ids = self._tokens_of(completion)
+        if not 0 < token_ids.size <= self._model.max_tokens:
+            detail = (
+                f"{token_ids.size} tokens, the reward model reads 1 to {self._model.max_tokens}"
+            )
+            return Score(value=0.0, error="reward_model_context", detail=detail)
+        future: concurrent.futures.Future[float] = concurrent.futures.Future()
+        self._requests.put(_Request(token_ids, future))
+        return Score(value=await asyncio.wrap_future(future))
+
+    async def close(self) -> None:
+        """Ends the thread after what has been asked for. Safe to call twice."""
+        self._requests.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    def _work(self) -> None:
+        open_ = True
+        while open_:
+            batch = [self._requests.get()]
+            with contextlib.suppress(queue.Empty):
+                while batch[-1] is not None and len(batch) < self._model.rows:
+                    batch.append(self._requests.get_nowait())
+            open_ = batch[-1] is not None
+            self._answer([r for r in batch if r and r.future.set_running_or_notify_cancel()])
+
+    def _answer(self, requests: Sequence[_Request]) -> None:
+        if not requests:
+            return
+        try:
+            scores = self._model.scores([request.token_ids for request in requests])
+        except BaseException as error:  # noqa: BLE001  # it is raised where it is awaited
+            for request in requests:
+                request.future.set_exception(error)
+            return
+        for request, score in zip(requests, scores, strict=True):
+            request.future.set_result(float(score))
