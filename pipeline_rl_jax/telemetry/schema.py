@@ -135,7 +135,9 @@ _RUN: Mapping[str, Metric] = {
     "overcommit/deferred_groups": Metric("groups", "in flight when the batch closed"),
     "overcommit/deferrals_mean_steps": Metric("steps", "a group of the batch was put off, mean"),
     "overcommit/deferrals_max_steps": Metric("steps", "a group of the batch was put off, maximum"),
-    "overcommit/deferred_*_steps_groups": Metric("groups", "histogram of deferrals since the start"),
+    "overcommit/deferred_*_steps_groups": Metric(
+        "groups", "histogram of deferrals since the start"
+    ),
     "publication/version": Metric("steps", "newest weight version that is complete"),
     "publication/inflight_updates": Metric("updates", "weight swaps with live slots, so far"),
     "publication/dispatch_seconds": Metric("seconds", "host time of the last publish"),
@@ -143,7 +145,9 @@ _RUN: Mapping[str, Metric] = {
     "publication/swap_seconds": Metric("seconds", "host time of weight swaps since the last line"),
     "publication/superseded_versions": Metric("versions", "never travelled: newer ones overtook"),
     "waits/*_seconds": Metric("seconds", "who waited for whom, since the last line"),
-    "rewards/*_completions": Metric("completions", "scored, failed or late, so far, evaluations included"),
+    "rewards/*_completions": Metric(
+        "completions", "scored, failed or late, so far, evaluations included"
+    ),
     "data/too_long_prompts": Metric("prompts", "prompts dropped for their length, so far"),
     "evaluation/accuracy_share": Metric("share", "evaluation prompts answered right, greedy"),
     "evaluation/truncated_share": Metric("share", "evaluation completions cut by a limit"),
