@@ -39,8 +39,8 @@ class CompilationCounter:
     def close(self) -> None:
         jax.monitoring.unregister_event_duration_listener(self._add)
 
-    def _add(self, event: str, seconds: float, **_: object) -> None:
-        del seconds
+    def _add(self, event: str, duration_secs: float, **_: str | int) -> None:
+        del duration_secs
         if event == _COMPILATION:
             with self._lock:
                 self._count += 1
