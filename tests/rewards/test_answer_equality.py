@@ -101,8 +101,14 @@ def test_model_output_is_never_evaluated(monkeypatch, tmp_path):
 
 
 def test_no_module_of_the_package_evaluates_text():
+    """But for the program that tests code, which runs in the sandbox and is imported nowhere."""
+    sandboxed = "code_runner"
     for path in pathlib.Path(rewards.__path__[0]).glob("*.py"):
+        if path.stem == sandboxed:
+            continue
         for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                assert sandboxed not in ast.unparse(node), path
             called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id
             assert called not in ("eval", "exec", "compile", "__import__"), path
 
