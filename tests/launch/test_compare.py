@@ -75,6 +75,7 @@ def test_a_mistake_is_one_line(arguments, start):
     assert line.startswith(start)
 
 
+@pytest.mark.slow
 def test_a_failing_row_is_named_the_others_go_on_and_none_is_run_twice(config, tmp_path):
     workdir = tmp_path / "runs"
     arguments = (f"--config={config}", f"--workdir={workdir}")

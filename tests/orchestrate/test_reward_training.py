@@ -60,6 +60,7 @@ def _config(model, files):
     return config
 
 
+@pytest.mark.slow
 def test_a_run_from_files_to_a_model_that_is_right_more_often(model, tmp_path):
     settings = parse_reward_training(_config(model, _write_pairs(tmp_path / "p.jsonl", 240)))
     workdir, lines = open_workdir(tmp_path / "run"), []
