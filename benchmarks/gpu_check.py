@@ -84,12 +84,12 @@ def parts(size: Size, model: Path, runs: Path) -> list[Part]:
         Part("decode, all slots", (*decode, f"--sequences={size.slots}"), 120),
         Part("decode, half the slots", (*decode, f"--sequences={size.slots // 2}"), 90),
         Part("train step", train, 150),
-        Part("pipeline", _run_arguments(size, model, runs / "pipeline", "pipeline"), 150),
+        Part("pipeline", _run_arguments(size, model, runs / "pipeline"), 150),
         Part("tests", ("-m", "pytest", "-q", "-m", "gpu", "tests"), 120),
     ]
 
 
-def _run_arguments(size: Size, model: Path, workdir: Path, schedule: str) -> tuple[str, ...]:
+def _run_arguments(size: Size, model: Path, workdir: Path) -> tuple[str, ...]:
     """Six steps of training and generation in turns on one device."""
     settings = {
         "model.source": model,
@@ -111,7 +111,6 @@ def _run_arguments(size: Size, model: Path, workdir: Path, schedule: str) -> tup
         "generation.cache_dtype": "bfloat16",
         "trainer.batch_rollouts": size.slots,
         "trainer.tokens_per_row": size.tokens_per_row,
-        "schedule.name": schedule,
         "schedule.num_steps": 6,
         "schedule.max_lag": 4,
         "evaluation.at_start": False,

@@ -17,6 +17,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from pipeline_rl_jax.evaluation.overlap import (
     GENERATION_SPANS,
     TRAINER_SPANS,

@@ -55,7 +55,7 @@ def pack(
         _check(sequence, tokens_per_row)
     placements = plan_rows([s.num_tokens for s in sequences], tokens_per_row=tokens_per_row)
     num_rows = 1 + max(placement.row for placement in placements)
-    shape = (padded_rows(num_rows, rows_per_micro_batch), tokens_per_row)
+    shape = (padded_size(num_rows, rows_per_micro_batch), tokens_per_row)
     arrays = _empty_arrays(shape)
     for index, (sequence, placement) in enumerate(zip(sequences, placements, strict=True)):
         _write(arrays, sequence, placement=placement, index=index)
@@ -92,10 +92,10 @@ def plan_rows(lengths: Sequence[int], *, tokens_per_row: int) -> list[Placement]
     return placements
 
 
-def padded_rows(num_rows: int, rows_per_micro_batch: int) -> int:
-    """The least rows_per_micro_batch · 2^k that holds `num_rows`."""
-    micro_batches = -(-num_rows // rows_per_micro_batch)
-    return rows_per_micro_batch * (1 << (micro_batches - 1).bit_length())
+def padded_size(needed: int, unit: int) -> int:
+    """The least unit · 2^k that holds `needed`, which is 1 or more: few sizes, few compilations."""
+    units = -(-needed // unit)
+    return unit * (1 << (units - 1).bit_length())
 
 
 def _check(sequence: TrainingSequence, tokens_per_row: int) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from pipeline_rl_jax.algorithms.packing import padded_size
 from pipeline_rl_jax.data.tokenizer import Tokenizer
 from pipeline_rl_jax.generation.engine import DecodeState, Engine, ResultTokens, SlotRequest
 from pipeline_rl_jax.generation.stopping import StopRules, StopStringWatcher
@@ -164,7 +165,9 @@ class ContinuousBatcher:
 
     def take_chunks(self) -> list[Chunk]:
         """What was written since the last call, in order; the last of a sample names its end."""
-        chunks, self._chunks = self._chunks or [], None if self._chunks is None else []
+        if self._chunks is None:
+            return []
+        chunks, self._chunks = self._chunks, []
         return chunks
 
     def cancel_all(self) -> list[Completion]:
@@ -293,9 +296,7 @@ class ContinuousBatcher:
         self._cache_tokens = cache_tokens
 
     def _cache_bucket(self, needed: int) -> int:
-        bucket = self._settings.min_cache_tokens
-        while bucket < needed:
-            bucket *= 2
+        bucket = padded_size(needed, self._settings.min_cache_tokens)
         return min(bucket, max(needed, self._context))
 
     def _harvest(self, result: ResultTokens, version: int) -> list[Completion]:

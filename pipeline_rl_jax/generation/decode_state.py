@@ -156,9 +156,3 @@ def taken(state: DecodeState, slots: jax.Array) -> DecodeState:
 def take_slots(array: jax.Array, slots: jax.Array) -> jax.Array:
     """Rows of one array; what a negative number finds is junk."""
     return jnp.take(array, jnp.maximum(slots, 0), axis=0)
-
-
-def resized(array: jax.Array, cache_tokens: int) -> jax.Array:
-    """One cache array with `cache_tokens` positions: padded with zeros or cut."""
-    grow = max(0, cache_tokens - array.shape[2])
-    return jnp.pad(array[:, :, :cache_tokens], ((0, 0), (0, 0), (0, grow), (0, 0)))

@@ -31,13 +31,13 @@ from pipeline_rl_jax.generation.decode_state import (
     empty_state,
     insert_requests,
     request_arrays,
-    resized,
     state_sharding,
     take_slots,
     taken,
 )
 from pipeline_rl_jax.generation.engine import ResultTokens, SlotRequest
 from pipeline_rl_jax.generation.sampling import sample, uniforms
+from pipeline_rl_jax.models.cache_storage import resized
 from pipeline_rl_jax.models.config import ModelConfig
 from pipeline_rl_jax.models.transformer import abstract_params
 from pipeline_rl_jax.settings import GenerationSettings

@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from pipeline_rl_jax.models.config import ModelConfig
 from pipeline_rl_jax.models.incremental_forward import ChunkStates, RowChunks
+from pipeline_rl_jax.models.layers import last_states
 from pipeline_rl_jax.models.reward_model import score_states
 from pipeline_rl_jax.models.token_logprobs import token_logprobs
 from pipeline_rl_jax.models.value_head import VALUE_HEAD, token_values
@@ -31,9 +32,7 @@ def score_so_far(
 
     A readout for the params of a `RewardModel`.
     """
-    last = jnp.maximum(chunks.lengths - 1, 0)[:, None, None]
-    hidden = jnp.take_along_axis(states.hidden, last, axis=1)[:, 0]
-    return score_states(hidden, params["score"])
+    return score_states(last_states(states.hidden, chunks.lengths), params["score"])
 
 
 def logprobs_readout(

@@ -18,7 +18,7 @@ import numpy as np
 
 from pipeline_rl_jax.models.atomic_directory import atomic_directory
 from pipeline_rl_jax.models.config import ModelConfig
-from pipeline_rl_jax.models.hf_config import parse_config, raw_config, read_raw_config
+from pipeline_rl_jax.models.hf_config import raw_config, read_config, read_raw_config
 from pipeline_rl_jax.models.hf_tensors import ParamLeaf, leaf_shapes, param_leaves
 from pipeline_rl_jax.models.safetensors_file import element_bytes, write_file
 
@@ -36,7 +36,7 @@ COMPANION_FILES = (
     "chat_template.json",
 )
 # Keys of the source's config.json that `raw_config` says in another way.
-REPLACED_KEYS = ("rope_parameters", "dtype")
+_REPLACED_KEYS = ("rope_parameters", "dtype")
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -66,7 +66,7 @@ def save_params(
     """
     raw = raw_config(config, dtype=weight_format.dtype)
     if sources:
-        raw = _merged_config(raw, config, sources[0])
+        raw = merged_config(raw, sources[0], is_same=read_config(sources[0]) == config)
     with atomic_directory(directory) as partial:
         leaves = param_leaves(config)
         write_weights(partial, leaf_shapes(leaves), host_tensors(params, leaves), weight_format)
@@ -114,16 +114,14 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
-def _merged_config(
-    raw: dict[str, Any], config: ModelConfig, source_directory: Path
-) -> dict[str, Any]:
-    source = read_raw_config(source_directory)
-    if parse_config(source, origin=str(source_directory / "config.json")) != config:
+def merged_config(raw: dict[str, Any], source: Path, *, is_same: bool) -> dict[str, Any]:
+    """`raw` and what else the config.json in `source` says; ValueError unless it `is_same`."""
+    if not is_same:
         raise ValueError(
-            f"{source_directory / 'config.json'} describes another model than the weights; "
+            f"{source / 'config.json'} describes another model than the weights; "
             "give the directory this model was trained from"
         )
-    kept = {key: value for key, value in source.items() if key not in REPLACED_KEYS}
+    kept = {k: v for k, v in read_raw_config(source).items() if k not in _REPLACED_KEYS}
     return kept | raw
 
 

@@ -23,22 +23,26 @@ from pipeline_rl_jax.models.hf_config import (
     read_raw_config,
 )
 from pipeline_rl_jax.models.hf_export import (
-    REPLACED_KEYS,
     WeightFormat,
     copy_companions,
     host_tensors,
+    merged_config,
     write_json,
     write_weights,
 )
 from pipeline_rl_jax.models.hf_import import check_shapes, find_tensors, load_leaves
-from pipeline_rl_jax.models.hf_tensors import UNEMBEDDING_NAME, leaf_shapes, tree_leaves
+from pipeline_rl_jax.models.hf_tensors import (
+    SCORE_NAME,
+    UNEMBEDDING_NAME,
+    leaf_shapes,
+    tree_leaves,
+)
 from pipeline_rl_jax.models.reward_model import (
     SCORE_DEVIATION,
     abstract_reward_params,
     body_config,
 )
 
-SCORE_NAME = "score.weight"
 _BFLOAT16 = WeightFormat()
 REWARD_ARCHITECTURES: Mapping[str, Family] = {
     name.replace("CausalLM", "SequenceClassification"): family
@@ -113,13 +117,8 @@ def save_reward_params(
     `source` is where training started: its tokenizer goes along, and what else its config.json
     says. ValueError when that describes another model, or when `directory` holds something.
     """
-    if read_reward_config(source) != body_config(config):
-        raise ValueError(
-            f"{source / 'config.json'} describes another model than the weights; "
-            "give the directory this model was trained from"
-        )
-    kept = {k: v for k, v in read_raw_config(source).items() if k not in REPLACED_KEYS}
-    raw = kept | raw_config(config, dtype=weight_format.dtype)
+    is_same = read_reward_config(source) == body_config(config)
+    raw = merged_config(raw_config(config, dtype=weight_format.dtype), source, is_same=is_same)
     raw["architectures"] = [raw["architectures"][0].replace("CausalLM", "SequenceClassification")]
     raw |= {"id2label": {"0": "score"}, "label2id": {"score": 0}}  # transformers assumes two labels
     leaves = tree_leaves(abstract_reward_params(config))

@@ -16,11 +16,12 @@ from pipeline_rl_jax.models.transformer import abstract_params
 
 EMBEDDING_NAME = "model.embed_tokens.weight"
 UNEMBEDDING_NAME = "lm_head.weight"
+SCORE_NAME = "score.weight"
 _TOP_NAMES: Mapping[str, str] = {
     "embedding": EMBEDDING_NAME,
     "unembedding": UNEMBEDDING_NAME,
     "final_norm": "model.norm.weight",
-    "score": "score.weight",  # of a reward model
+    "score": SCORE_NAME,  # of a reward model
 }
 _LAYER_NAMES: Mapping[str, str] = {
     "attention_norm": "input_layernorm.weight",

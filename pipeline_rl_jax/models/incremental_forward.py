@@ -22,10 +22,11 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from pipeline_rl_jax.models.cache_storage import cache_storage, load, store
+from pipeline_rl_jax.models.cache_storage import cache_storage, load, resized, store
 from pipeline_rl_jax.models.config import ModelConfig
 from pipeline_rl_jax.models.layers import (
     gated_mlp,
+    last_states,
     project_qkv,
     rms_norm,
     rope_frequencies,
@@ -85,12 +86,7 @@ def empty_rows(
 
 def resized_rows(cache: RowCache, cache_tokens: int) -> RowCache:
     """The same rows with `cache_tokens` positions: padded with zeros or cut."""
-    grow = max(0, cache_tokens - cache.num_positions)
-
-    def resized(array: jax.Array) -> jax.Array:
-        return jnp.pad(array[:, :, :cache_tokens], ((0, 0), (0, 0), (0, grow), (0, 0)))
-
-    keys, values = jax.tree.map(resized, (cache.keys, cache.values))
+    keys, values = jax.tree.map(lambda x: resized(x, cache_tokens), (cache.keys, cache.values))
     return dataclasses.replace(cache, keys=keys, values=values)
 
 
@@ -213,7 +209,5 @@ def _state_before(cache: RowCache, chunks: RowChunks) -> Float[Array, "n D"]:
 def _with_last(
     last_hidden: Float[Array, "R D"], hidden: Float[Array, "n C D"], chunks: RowChunks
 ) -> Float[Array, "R D"]:
-    last = jnp.maximum(chunks.lengths - 1, 0)[:, None, None]
-    states = jnp.take_along_axis(hidden, last, axis=1)[:, 0]
     rows = jnp.where(chunks.lengths > 0, chunks.rows, last_hidden.shape[0])
-    return last_hidden.at[rows].set(states, mode="drop")
+    return last_hidden.at[rows].set(last_states(hidden, chunks.lengths), mode="drop")

@@ -20,6 +20,12 @@ from pipeline_rl_jax.models.config import ModelConfig, RopeScaling
 LayerWeights = Mapping[str, jax.Array]
 
 
+def last_states(hidden: Float[Array, "B T D"], lengths: Int[Array, " B"]) -> Float[Array, "B D"]:
+    """The hidden state of each row's last token, at `lengths − 1`; of a length of 0 the first."""
+    last = jnp.maximum(lengths - 1, 0)[:, None, None]
+    return jnp.take_along_axis(hidden, last, axis=1)[:, 0]
+
+
 def rms_norm(
     x: Float[Array, "... D"], scale: Float[Array, " D"], *, epsilon: float
 ) -> Float[Array, "... D"]:

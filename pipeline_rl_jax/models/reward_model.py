@@ -18,6 +18,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from pipeline_rl_jax.models.config import ModelConfig
+from pipeline_rl_jax.models.layers import last_states
 from pipeline_rl_jax.models.partition import tree_shardings
 from pipeline_rl_jax.models.transformer import Transformer
 
@@ -50,8 +51,7 @@ class RewardModel(Transformer):
         segment_ids = (index < lengths[:, None]).astype(jnp.int32)
         positions = jnp.broadcast_to(index, token_ids.shape)
         hidden = self(token_ids, positions=positions, segment_ids=segment_ids)
-        last = jnp.maximum(lengths - 1, 0)[:, None, None]
-        scores = score_states(jnp.take_along_axis(hidden, last, axis=1)[:, 0], self.score[...])
+        scores = score_states(last_states(hidden, lengths), self.score[...])
         return jnp.where(lengths > 0, scores, 0.0)
 
 

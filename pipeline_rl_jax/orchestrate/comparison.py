@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -87,11 +88,11 @@ def select_rows(comparison: Comparison, names: Sequence[str]) -> list[Run]:
 
 def changed_settings(run: Run, others: Sequence[Run]) -> dict[str, Any]:
     """Settings in which the runs differ, as this run has them."""
-    flat = [_flat(each.settings) for each in (run, *others)]
+    readers = {path: operator.attrgetter(path) for path in setting_paths()}
     return {
-        path: flat[0][path]
-        for path in setting_paths()
-        if any(values[path] != flat[0][path] for values in flat[1:])
+        path: read(run.settings)
+        for path, read in readers.items()
+        if any(read(other.settings) != read(run.settings) for other in others)
     }
 
 
@@ -162,17 +163,3 @@ def _told_once(problems: Sequence[str]) -> list[str]:
     for problem in problems:
         first.setdefault(problem.partition(": ")[2], problem)
     return list(first.values())
-
-
-def _flat(settings: Settings) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-
-    def add(section: Mapping[str, Any], path: str) -> None:
-        for key, value in section.items():
-            if isinstance(value, Mapping):
-                add(value, f"{path}{key}.")
-            else:
-                flat[f"{path}{key}"] = value
-
-    add(settings_to_dict(settings), "")
-    return flat

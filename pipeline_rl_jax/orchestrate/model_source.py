@@ -38,20 +38,19 @@ def prepare_model(source: str) -> Path:
     `~/.cache/pipeline_rl_jax` or `$PIPELINE_RL_JAX_CACHE`. ValueError with one line when there is
     no such model.
     """
+    if source not in (SMOLLM2_SOURCE, TAUGHT_SOURCE):
+        return resolve_source(source)
     directory = cache_directory() / source
+    version = CONVERTER_VERSION if source == SMOLLM2_SOURCE else TEACHING_VERSION
+    if _cached_version(directory) == version:
+        return directory
     if source == SMOLLM2_SOURCE:
-        if _cached_version(directory) != CONVERTER_VERSION:
-            gguf_path = smollm2_gguf_path()
-            _make_in_cache(
-                directory, CONVERTER_VERSION, lambda: convert_to_directory(gguf_path, directory)
-            )
-        return directory
-    if source == TAUGHT_SOURCE:
-        if _cached_version(directory) != TEACHING_VERSION:
-            _LOGGER.warning("teaching %s, some minutes, once; kept in %s", source, directory)
-            _make_in_cache(directory, TEACHING_VERSION, lambda: _teach_to_directory(directory))
-        return directory
-    return resolve_source(source)
+        gguf_path = smollm2_gguf_path()  # before anything is removed
+        _make_in_cache(directory, version, lambda: convert_to_directory(gguf_path, directory))
+    else:
+        _LOGGER.warning("teaching %s, some minutes, once; kept in %s", source, directory)
+        _make_in_cache(directory, version, lambda: _teach_to_directory(directory))
+    return directory
 
 
 def cache_directory() -> Path:
@@ -65,15 +64,18 @@ def convert_to_directory(gguf_path: Path, directory: Path) -> None:
     with atomic_directory(directory) as partial:
         convert_gguf(gguf_path, partial)
         write_tokenizer_files(gguf_path, partial)
-        marker = {"converter_version": CONVERTER_VERSION, "gguf": gguf_path.name}
-        (partial / _MARKER).write_text(json.dumps(marker) + "\n", encoding="utf-8")
+        _write_marker(partial, CONVERTER_VERSION, gguf=gguf_path.name)
 
 
 def _teach_to_directory(directory: Path) -> None:
     with atomic_directory(directory) as partial:
         write_taught_model(partial)
-        marker = {"converter_version": TEACHING_VERSION}
-        (partial / _MARKER).write_text(json.dumps(marker) + "\n", encoding="utf-8")
+        _write_marker(partial, TEACHING_VERSION)
+
+
+def _write_marker(directory: Path, version: int, **origin: str) -> None:
+    marker = {"converter_version": version, **origin}
+    (directory / _MARKER).write_text(json.dumps(marker) + "\n", encoding="utf-8")
 
 
 def _cached_version(directory: Path) -> int | None:

@@ -20,7 +20,6 @@ from pipeline_rl_jax.orchestrate.stages import RunReport, Stages
 from pipeline_rl_jax.rollouts.groups import CollectedGroup
 from pipeline_rl_jax.rollouts.overcommit import OvercommitAccount
 from pipeline_rl_jax.rollouts.overcommit_control import OvercommitController
-from pipeline_rl_jax.rollouts.staleness import LagBound
 
 
 async def run(stages: Stages, plan: Plan, *, stop: asyncio.Event | None = None) -> RunReport:
@@ -40,8 +39,7 @@ async def run(stages: Stages, plan: Plan, *, stop: asyncio.Event | None = None) 
         next_version=stages.training.version,
         last_version=plan.num_steps,
     )
-    bound = LagBound(max_lag=plan.overcommit.max_deferrals, beyond="wait")
-    flow = Flow(stages, plan, bound=bound, account=account, stop=stop)
+    flow = Flow(stages, plan, bound=account.bound, account=account, stop=stop)
     actor, learner = Actor(flow, horizon_name="overcommit"), Learner(flow)
     async with flow.running():
         while items := await _collect(flow, actor, account):
@@ -60,8 +58,7 @@ async def _collect(
             items = flow.groups.take_now(account.choose)
             if items is not None:
                 return items
-            horizon = account.next_version + account.max_deferrals + 1
-            if not await actor.turn(weights, horizon=horizon):
+            if not await actor.turn(weights, horizon=account.horizon):
                 return flow.groups.take_now(account.choose)
     return None
 

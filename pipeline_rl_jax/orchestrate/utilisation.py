@@ -50,10 +50,9 @@ def measure_utilisation(config: ModelConfig, settings: Settings, meshes: Meshes)
 
 def model_shape(config: ModelConfig) -> ModelShape:
     """Of a transformer: every matrix of its layers, and the unembedding."""
-    embedding = config.vocabulary_size * config.width
-    embeddings = embedding if config.tied_embeddings else 2 * embedding
+    looked_up = 0 if config.tied_embeddings else config.vocabulary_size * config.width
     return ModelShape(
-        matrix_parameters=config.num_parameters - embeddings + embedding,
+        matrix_parameters=config.num_parameters - looked_up,
         attention_width=config.num_layers * config.num_query_heads * config.head_width,
     )
 

@@ -65,10 +65,11 @@ def assemble(
     any baseline; which rewards are equal is decided without it. Raises ValueError when a rollout
     does not fit a row (see `packing.pack`).
     """
-    algorithm = settings.algorithm
+    algorithm, measured = settings.algorithm, [*groups, *refused]
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    group_index = np.repeat(np.arange(len(groups)), [len(group.rollouts) for group in groups])
-    reasons, _ = _drop_reasons(rollouts, group_index, algorithm=algorithm)
+    all_reasons, equal = _group_reasons(measured, algorithm)
+    reasons = all_reasons[: len(rollouts)]
+    group_index = _group_index(groups)
     kept = np.asarray([reason is None for reason in reasons], bool)
     batch, penalties = _pack_kept(rollouts, kept, settings=settings), np.zeros(0)
     if batch is not None:
@@ -83,7 +84,7 @@ def assemble(
         num_kept=int(kept.sum()),
         num_dropped={reason: reasons.count(reason) for reason in DropReason},
         statistics={
-            **_group_statistics([*groups, *refused], algorithm),
+            **rollout_statistics(measured, zero_variance=equal, group_size=algorithm.group_size),
             **batch_statistics(batch),
             **_drop_statistics(rollouts, reasons),
             **_penalty_statistics(penalties, algorithm),
@@ -93,9 +94,7 @@ def assemble(
 
 def find_refusal(group: Group, algorithm: AlgorithmSettings) -> DropReason | None:
     """Why nothing can be learned from a group: no usable rollout, or rewards that are all equal."""
-    reasons, equal = _drop_reasons(
-        group.rollouts, np.zeros(len(group.rollouts), int), algorithm=algorithm
-    )
+    reasons, equal = _group_reasons([group], algorithm)
     if equal.any():
         return DropReason.ZERO_VARIANCE
     usable = not reasons or any(reason is None for reason in reasons)
@@ -116,10 +115,17 @@ def learned_rewards(rollouts: Sequence[Rollout], algorithm: AlgorithmSettings) -
     )
 
 
-def _drop_reasons(
-    rollouts: Sequence[Rollout], group_index: np.ndarray, *, algorithm: AlgorithmSettings
+def _group_index(groups: Sequence[Group]) -> np.ndarray:
+    """Which group each rollout is of, all groups laid end to end."""
+    return np.repeat(np.arange(len(groups)), [len(group.rollouts) for group in groups])
+
+
+def _group_reasons(
+    groups: Sequence[Group], algorithm: AlgorithmSettings
 ) -> tuple[list[DropReason | None], np.ndarray]:
     """Per rollout: why it is dropped, or None; and whether its group's rewards are all equal."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    group_index = _group_index(groups)
     reasons = [_own_reason(rollout, algorithm) for rollout in rollouts]
     valid = np.asarray([reason is None for reason in reasons], bool)
     rewards = learned_rewards(rollouts, algorithm)
@@ -202,13 +208,6 @@ def _learning_signals(
         algorithm, rewards=rewards, group_index=group_index, valid=kept, penalties=taken_off
     )
     return {"advantages": advantages[kept], "returns": (rewards - taken_off)[kept]}
-
-
-def _group_statistics(groups: Sequence[Group], algorithm: AlgorithmSettings) -> dict[str, float]:
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    group_index = np.repeat(np.arange(len(groups)), [len(group.rollouts) for group in groups])
-    _, equal = _drop_reasons(rollouts, group_index, algorithm=algorithm)
-    return rollout_statistics(groups, zero_variance=equal, group_size=algorithm.group_size)
 
 
 def _penalty_statistics(penalties: np.ndarray, algorithm: AlgorithmSettings) -> dict[str, float]:

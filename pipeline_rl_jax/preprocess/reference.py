@@ -1,7 +1,8 @@
 """Logprobs of packed batches under a policy that stays as it is.
 
 Owns the frozen weights on their mesh and the loop over micro-batches. Which weights these are and
-where they are read from is in `orchestrate/parts.py`; what a KL to them is for, in `algorithms/`.
+where they are read from is in `orchestrate/reference_model.py`; what a KL to them is for, in
+`algorithms/`.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
+from pipeline_rl_jax.algorithms.packing import padded_size
 from pipeline_rl_jax.meshes import replicated
 from pipeline_rl_jax.models.config import ModelConfig
 from pipeline_rl_jax.models.reward_model import build_reward_model
@@ -61,9 +62,7 @@ class RewardModelOnDevice:
         """One float32 score for each of up to `rows` texts; waits for the result."""
         lengths = np.zeros(self.rows, np.int32)
         lengths[: len(texts)] = [text.size for text in texts]
-        width = _SHORTEST_TOKENS
-        while width < lengths.max():
-            width *= 2
+        width = padded_size(int(lengths.max()), _SHORTEST_TOKENS)
         token_ids = np.zeros((self.rows, width), np.int32)
         for row, text in zip(token_ids, texts, strict=False):
             row[: text.size] = text

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from pipeline_rl_jax.algorithms.packing import padded_size
 from pipeline_rl_jax.meshes import replicated
 from pipeline_rl_jax.models.chunk_readouts import Readout
 from pipeline_rl_jax.models.config import ModelConfig
@@ -177,7 +178,5 @@ class StreamedModel:
         return size, max(self.shape.chunk_widths, key=worth)
 
     def _cache_tokens(self, longest_tokens: int) -> int:
-        tokens = self.shape.min_cache_tokens
-        while tokens < longest_tokens:
-            tokens *= 2
+        tokens = padded_size(longest_tokens, self.shape.min_cache_tokens)
         return min(tokens, self.shape.max_tokens)

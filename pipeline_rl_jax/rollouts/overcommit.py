@@ -43,8 +43,6 @@ class OvercommitAccount(LagAccount):
         super().__init__(
             bound, batch_groups=batch_groups, next_version=next_version, last_version=last_version
         )
-        self.max_deferrals = max_deferrals
-        self._groups_per_batch = batch_groups
         self._deferrals: collections.Counter[int] = collections.Counter()
         self._last_batch: collections.Counter[int] = collections.Counter()
         self.overcommit = overcommit
@@ -67,11 +65,12 @@ class OvercommitAccount(LagAccount):
 
     def room(self, horizon: int) -> int:
         """Groups that may be admitted; not positive while more than B + Δ are out."""
-        return min(super().room(horizon), self._groups_per_batch + self._overcommit - self.num_out)
+        return min(super().room(horizon), self._batch_groups + self._overcommit - self.num_out)
 
-    def room_now(self) -> int:
-        """`room` for a group whose first token comes from the weights of the next batch."""
-        return self.room(self.next_version + self.max_deferrals + 1)
+    @property
+    def horizon(self) -> int:
+        """Of a group whose first token comes from the weights of the next batch."""
+        return self.next_version + self.bound.max_lag + 1
 
     def close_batch(self, groups: Sequence[CollectedGroup]) -> int:
         """The groups leave as the next batch; every other group out is deferred once more."""
@@ -140,7 +139,7 @@ class OvercommitQueue:
     @property
     def room(self) -> int:
         """Prompts to admit now, for B + Δ groups in flight; never negative."""
-        return max(self.account.room_now(), 0)
+        return max(self.account.room(self.account.horizon), 0)
 
     @property
     def missing(self) -> str:

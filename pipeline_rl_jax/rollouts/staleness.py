@@ -92,7 +92,7 @@ class LagAccount:
         self, bound: LagBound, *, batch_groups: int, next_version: int, last_version: int
     ) -> None:
         """`next_version` trains the next batch; no batch is trained from `last_version` on."""
-        self._bound = bound
+        self.bound = bound
         self._batch_groups = batch_groups
         self._out: collections.Counter[int] = collections.Counter()  # by admitted version
         self.next_version = next_version
@@ -137,20 +137,20 @@ class LagAccount:
         With `drop`, groups that have nothing left within the bound come alone, to be dropped at
         once: they would hold the place of others.
         """
-        if self._bound.beyond == "drop":
+        if self.bound.beyond == "drop":
             stale = [item for item in waiting if self._is_stale(item)]
             if stale:
                 return stale
         if len(waiting) < self._batch_groups:
             return "rollouts"
         chosen = waiting[: self._batch_groups]
-        if self._bound.beyond == "wait" and not self._keeps_bound_without(chosen):
+        if self.bound.beyond == "wait" and not self._keeps_bound_without(chosen):
             return "stragglers (max_lag)"
         return chosen
 
     def _is_stale(self, item: CollectedGroup) -> bool:
         rollouts = item.group.rollouts
-        return not any(self._bound.within(rollout, self.next_version) for rollout in rollouts)
+        return not any(self.bound.within(rollout, self.next_version) for rollout in rollouts)
 
     def _keeps_bound_without(self, chosen: Sequence[CollectedGroup]) -> bool:
         """The invariant, after `chosen` has become the next batch."""
@@ -158,7 +158,7 @@ class LagAccount:
         num_due = 0
         for admitted_version in sorted(left):
             num_due += left[admitted_version]
-            batches_left = admitted_version + self._bound.max_lag - self.next_version
+            batches_left = admitted_version + self.bound.max_lag - self.next_version
             if num_due > batches_left * self._batch_groups:
                 return False
         return True

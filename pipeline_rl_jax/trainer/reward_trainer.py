@@ -17,6 +17,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from pipeline_rl_jax.algorithms.bradley_terry import bradley_terry_loss, num_right
+from pipeline_rl_jax.algorithms.packing import padded_size
 from pipeline_rl_jax.data.preferences import TokenPair
 from pipeline_rl_jax.meshes import row_sharding
 from pipeline_rl_jax.trainer.optimizer import decayed
@@ -42,9 +43,7 @@ class PairMetrics(NamedTuple):
 
 def pad_pairs(pairs: Sequence[TokenPair], *, num_pairs: int) -> PairBatch:
     """One batch, as wide as its longest text, rounded up to a power of two."""
-    width = _SHORTEST_TOKENS
-    while width < max(pair.num_tokens for pair in pairs):
-        width *= 2
+    width = padded_size(max(pair.num_tokens for pair in pairs), _SHORTEST_TOKENS)
     token_ids = np.zeros((2, num_pairs, width), np.int32)
     lengths = np.zeros((2, num_pairs), np.int32)
     for column, pair in enumerate(pairs):

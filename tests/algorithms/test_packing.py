@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from pipeline_rl_jax.algorithms.packing import (
     TrainingSequence,
     pack,
-    padded_rows,
+    padded_size,
     plan_rows,
     with_signals,
 )
@@ -102,9 +102,9 @@ def test_nothing_to_pack_and_an_empty_prompt_are_errors():
         pack([make_sequence(9, [1], num_prompt_tokens=0)], tokens_per_row=4, rows_per_micro_batch=1)
 
 
-def test_padded_rows_is_a_power_of_two_of_micro_batches():
-    assert [padded_rows(n, 1) for n in (1, 2, 3, 4, 5)] == [1, 2, 4, 4, 8]
-    assert [padded_rows(n, 3) for n in (1, 3, 4, 6, 7, 12, 13)] == [3, 3, 6, 6, 12, 12, 24]
+def test_a_padded_size_is_a_power_of_two_of_units():
+    assert [padded_size(n, 1) for n in (1, 2, 3, 4, 5)] == [1, 2, 4, 4, 8]
+    assert [padded_size(n, 3) for n in (1, 3, 4, 6, 7, 12, 13)] == [3, 3, 6, 6, 12, 12, 24]
 
 
 @settings(max_examples=60, deadline=None)
