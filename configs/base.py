@@ -15,6 +15,7 @@ def get_config() -> ConfigDict:
     config.data = _data()
     config.generation = _generation()
     config.rewards = _rewards()
+    config.reward_model = _reward_model()
     config.algorithm = _algorithm()
     config.trainer = _trainer()
     config.schedule = _schedule()
@@ -70,6 +71,8 @@ def _meshes() -> ConfigDict:
             "trainer_devices": (0,),  # indices into jax.devices()
             "generation_devices": (0,),  # disjoint from trainer_devices, or the same single device
             "reference_devices": (),  # of the reference policy, split like fsdp; () = the trainer's
+            "critic_devices": (),  # of a critic=model, split like fsdp; () = the trainer's
+            "scoring_devices": (),  # of the reward model, split like fsdp; () = the trainer's
             "trainer": ConfigDict(
                 {"data": 1, "fsdp": -1, "tensor": 1}
             ),  # axis sizes, -1 = the rest
@@ -85,7 +88,7 @@ def _data() -> ConfigDict:
             "path": "",  # files: .jsonl, .json or .parquet; a file, a glob or a comma-separated list
             "format": "auto",  # auto: gsm8k, math, orz, dapo, svamp; mapped: the fields below
             "problem_field": "",  # mapped: field of the problem, dots descend ("prompt.0.content")
-            "answer_field": "",  # mapped: field of the gold answer
+            "answer_field": "",  # mapped: field of the gold answer; empty with rewards.correctness=none
             "arithmetic": ConfigDict(
                 {
                     "operations": "+",  # any of + - *
@@ -122,6 +125,10 @@ def _generation() -> ConfigDict:
             "min_slots": 8,  # a batch that drains goes on in halves of slots, down to this many; each
             # size is compiled once; the same as slots = never
             "tokens_per_chunk": 16,  # K: decode steps between two looks for new weights
+            "chunk_candidates": (),  # tried in place of tokens_per_chunk, the fastest is kept; [O] 128,
+            # 256, 512; () = off
+            "chunk_period_steps": 50,  # [O] optimizer steps until the candidates are tried again
+            "chunk_trial_steps": 1,  # measured steps of each candidate in a period; not given by [O]
             "max_prompt_tokens": 1024,
             "max_new_tokens": 8192,  # [repo]
             "prefill_buckets": (64, 128, 256, 512, 1024),  # padded prompt lengths, one compile each
@@ -142,7 +149,8 @@ def _generation() -> ConfigDict:
 def _rewards() -> ConfigDict:
     return ConfigDict(
         {
-            # exact_number | boxed: 1 correct, 0 otherwise [P]; code: unit tests; user: user_function
+            # exact_number | boxed: 1 correct, 0 otherwise [P]; code: unit tests; user: user_function;
+            # none: there is no gold answer, a reward model says what is good
             "correctness": "boxed",
             "correctness_weight": 1.0,
             "format_pattern": "",  # regular expression for re.search in the text; empty = off
@@ -159,17 +167,47 @@ def _rewards() -> ConfigDict:
     )
 
 
+def _reward_model() -> ConfigDict:
+    return ConfigDict(
+        {
+            "source": "",  # Hugging Face directory or hub id, *ForSequenceClassification; empty = none
+            "weight": 1.0,  # of its score in the reward
+            "streaming": True,  # [O] it reads completions while they are written; False: once they are whole
+            "rows": 64,  # texts read at once; as many as generation.slots let nobody wait. Also of
+            # algorithm.reference_streaming, like the next two
+            "chunk_widths": (
+                32,
+                128,
+                512,
+            ),  # tokens a row that a device call may have, one compile each
+            "min_cache_tokens": 64,  # streaming: the cache grows by doubling from here
+            "param_dtype": "bfloat16",  # its weights are held in
+            "compute_dtype": "bfloat16",  # of activations; the score is always float32
+            "cache_dtype": "bfloat16",  # streaming
+        }
+    )
+
+
 def _algorithm() -> ConfigDict:
     return ConfigDict(
         {
             "group_size": 8,  # [repo] rollouts of one prompt in its GRPO config
-            "baseline": "group_mean",  # none | group_mean | leave_one_out | batch_mean | value, which
-            # is a head on the policy [P] and works with any group_size, also 1 [repo]
-            "value_coefficient": 0.1,  # [repo] weight of the value loss (v - R)^2 / 2; baseline=value
+            "baseline": "group_mean",  # none | group_mean | leave_one_out | batch_mean | value (a head on
+            # the policy [P], any group_size, also 1 [repo]) | gae (values per token, of the critic)
+            "value_coefficient": 0.1,  # [repo] weight of the value loss (v - R)^2 / 2; value, gae
+            "value_clip": 0.0,  # gae: furthest a value moves in one step before its loss is cut; 0 = off
+            "gae_gamma": 1.0,  # gae: discount per token; not given by [O]
+            "gae_lambda": 0.95,  # gae: weight of long returns against values; not given by [O]
+            "critic": "head",  # gae: head (on the policy [O]) | model (with weights of its own)
+            "critic_source": "",  # critic=model: directory or hub id; empty = the weights the run starts from
+            "critic_learning_rate": 0.0,  # critic=model; 0 = trainer.learning_rate
+            "value_streaming": False,  # gae: the critic reads completions while they are written [O]
             "normalise_std": False,  # divide by the group's standard deviation
             "batch_normalise": False,  # whiten advantages over the batch's rollouts (REINFORCE++)
             "std_floor": 1e-4,  # a standard deviation not above it is none: advantage 0, not a quotient
-            "loss": "is_reinforce",  # [P] clamped importance-weighted REINFORCE | ppo | cispo | gspo
+            "loss": "is_reinforce",  # [P] clamped importance-weighted REINFORCE | ppo | cispo | gspo |
+            # dpo (online: the best against the worst of a group, to the reference)
+            "dpo_beta": 0.1,  # dpo: scale of the implicit reward; not given by [O]
             "ratio_anchor": "behaviour",  # the policy under the loss's ratio: behaviour (the sampler,
             # any lag is in the ratio) | current (the weights before the step: the ratio is 1)
             "importance_clamp": 5.0,  # [P] c of equation 5, clamps the ratio from above only
@@ -183,13 +221,19 @@ def _algorithm() -> ConfigDict:
             "entropy_coefficient": 0.0,  # [P] 0; weight of an entropy bonus per token, in 1/nats
             "kl_coefficient": 0.0,  # [P] 0; weight of KL(current, reference) per token, in 1/nats
             "kl_estimator": "k3",  # [P] k1 | k2 | k3; k1 in the loss has a gradient of mean 0
-            "kl_in": "loss",  # loss (per token, with gradient) | reward (minus its sum, per rollout)
+            "kl_in": "loss",  # loss (per token, with gradient) | reward (minus its sum, per rollout; with
+            # baseline=gae minus each token's own)
+            "kl_control": "fixed",  # fixed | adaptive: the coefficient follows a target; gae, kl_in=reward
+            "kl_target_nats": 6.0,  # adaptive: KL of a whole completion; not given by [O]
+            "kl_horizon_rollouts": 10_000,  # adaptive: how slowly it follows; not given by [O]
             "reference": "",  # Hugging Face directory or hub id; empty = the weights the run starts from
             "reference_dtype": "compute",  # it is held in: compute (= model.compute_dtype) | float32 | bfloat16
+            "reference_streaming": False,  # [O] it too reads completions while they are written
             "aggregation": "sequence_sum",  # [P] token sum over B sequences
             "aggregation_constant": 0.0,  # constant: divisor per sequence, in tokens
             "truncated": "train",  # completions cut by a limit: train | mask (neither loss nor baseline)
-            # | penalise (their reward becomes truncated_reward)
+            # | penalise (their reward becomes truncated_reward) | bootstrap (gae: the critic's value after
+            # the last token is what would have followed)
             "truncated_reward": 0.0,  # penalise: as much as a wrong answer; -1 is where the overlong penalty ends [P]
             "zero_variance": "keep",  # groups whose rewards are all equal: keep | drop (counted) | refill
             # (dropped before the batch is full, others are generated in their place; DAPO)
@@ -203,6 +247,8 @@ def _trainer() -> ConfigDict:
     return ConfigDict(
         {
             "batch_rollouts": 1024,  # [P] B, sequences of one optimizer step
+            "epochs": 1,  # passes over a batch before its weights leave
+            "minibatches": 1,  # updates a pass is split into, each on so many parts of the rollouts
             "tokens_per_row": 12_000,  # [repo] length of a packed row
             "rows_per_micro_batch": 8,  # rows of one forward and backward pass
             "learning_rate": 1e-6,  # [P]

@@ -29,7 +29,7 @@ def get_config() -> ConfigDict:
     config.trainer.batch_rollouts = 4
     config.trainer.tokens_per_row = 320
     config.trainer.rows_per_micro_batch = 2
-    config.schedule.num_steps = 12
+    config.schedule.num_steps = 20
     config.schedule.max_lag = 8
     config.evaluation.at_start = False
     config.evaluation.at_end = False

@@ -1,4 +1,4 @@
-"""Devices split into a trainer mesh, a generation mesh and, if asked for, a reference mesh.
+"""Devices split into a trainer mesh, a generation mesh and, if asked for, others beside them.
 
 Owns which device belongs to which side, the shape and axis names of the meshes, and how the rows
 of a batch lie on the trainer mesh. How weights lie on a mesh is in `models/partition.py`.
@@ -30,6 +30,8 @@ class Meshes(NamedTuple):
     trainer: Mesh  # axes data, fsdp, tensor
     generation: Mesh  # axes data, tensor
     reference: Mesh  # axes data, fsdp, tensor: the trainer's mesh, or devices of its own over fsdp
+    critic: Mesh  # of a critic with weights of its own, likewise
+    scoring: Mesh  # of the reward model, likewise; it may share the reference's devices
 
 
 def configure_virtual_devices(num_devices: int) -> None:
@@ -72,7 +74,9 @@ def build_meshes(settings: MeshSettings, devices: Sequence[jax.Device] | None = 
     return Meshes(
         trainer=trainer,
         generation=_build(settings.generation, sides["generation"], "meshes.generation"),
-        reference=_build_reference(settings, devices) or trainer,
+        reference=_build_beside(settings, devices, "reference_devices") or trainer,
+        critic=_build_beside(settings, devices, "critic_devices") or trainer,
+        scoring=_build_beside(settings, devices, "scoring_devices") or trainer,
     )
 
 
@@ -103,15 +107,16 @@ def _pick(devices: Sequence[jax.Device], indices: Sequence[int], path: str) -> l
     return [devices[index] for index in indices]
 
 
-def _build_reference(settings: MeshSettings, devices: Sequence[jax.Device]) -> Mesh | None:
-    indices, path = settings.reference_devices, "meshes.reference_devices"
+def _build_beside(settings: MeshSettings, devices: Sequence[jax.Device], name: str) -> Mesh | None:
+    """The mesh of a frozen model with devices of its own, split over fsdp; None without any."""
+    indices, path = getattr(settings, name), f"meshes.{name}"
     if not indices:
         return None
     shared = sorted({*indices} & {*settings.trainer_devices, *settings.generation_devices})
     if shared:
         raise ValueError(
-            f"{path} {indices} shares {shared} with the trainer or with generation; give the "
-            "reference policy devices of its own, or () for the trainer's"
+            f"{path} {indices} shares {shared} with the trainer or with generation; give it "
+            "devices of its own, or () for the trainer's"
         )
     axes = TrainerMeshSettings(data=1, fsdp=-1, tensor=1)
     return _build(axes, _pick(devices, indices, path), path)

@@ -91,6 +91,9 @@ class Rollout:
     completion: Completion
     reward: float
     reward_components: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    # [C] float32, when the reference policy read the completion while it was being written:
+    reference_logprobs: np.ndarray | None = None
+    values: np.ndarray | None = None  # [C] float32, likewise of the critic, before each token
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -122,3 +125,6 @@ class PackedBatch:
     weight_versions: np.ndarray | jax.Array  # [R, T] int32, -1 at prompt tokens and padding
     num_sequences: np.ndarray | jax.Array  # [] int32, B: rollouts in this optimizer batch
     num_rows: np.ndarray | jax.Array  # [] int32, rows that hold anything; the rest is padding
+    # Where the estimation of advantages asks for them, else None:
+    truncated: np.ndarray | jax.Array | None = None  # [R, T] bool, loss tokens of cut completions
+    values: np.ndarray | jax.Array | None = None  # [R, T] float32, predicted before the updates

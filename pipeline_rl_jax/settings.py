@@ -71,6 +71,8 @@ class MeshSettings:
     trainer_devices: tuple[int, ...]
     generation_devices: tuple[int, ...]
     reference_devices: tuple[int, ...]
+    critic_devices: tuple[int, ...]
+    scoring_devices: tuple[int, ...]
     trainer: TrainerMeshSettings
     generation: GenerationMeshSettings
 
@@ -116,6 +118,9 @@ class GenerationSettings:
     slots: int
     min_slots: int
     tokens_per_chunk: int
+    chunk_candidates: tuple[int, ...]
+    chunk_period_steps: int
+    chunk_trial_steps: int
     max_prompt_tokens: int
     max_new_tokens: int
     prefill_buckets: tuple[int, ...]
@@ -130,10 +135,15 @@ class GenerationSettings:
     compute_dtype: Literal["float32", "bfloat16"]
     cache_dtype: Literal["float32", "bfloat16"]
 
+    @property
+    def longest_chunk(self) -> int:
+        """Tokens per slot that one call of the decode loop may write."""
+        return max(self.tokens_per_chunk, *self.chunk_candidates, 0)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RewardSettings:
-    correctness: Literal["exact_number", "boxed", "code", "user"]
+    correctness: Literal["exact_number", "boxed", "code", "user", "none"]
     correctness_weight: float
     format_pattern: str
     format_weight: float
@@ -147,14 +157,35 @@ class RewardSettings:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class RewardModelSettings:
+    source: str
+    weight: float
+    streaming: bool
+    rows: int
+    chunk_widths: tuple[int, ...]
+    min_cache_tokens: int
+    param_dtype: Literal["float32", "bfloat16"]
+    compute_dtype: Literal["float32", "bfloat16"]
+    cache_dtype: Literal["float32", "bfloat16"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class AlgorithmSettings:
     group_size: int
-    baseline: Literal["none", "group_mean", "leave_one_out", "batch_mean", "value"]
+    baseline: Literal["none", "group_mean", "leave_one_out", "batch_mean", "value", "gae"]
     value_coefficient: float
+    value_clip: float
+    gae_gamma: float
+    gae_lambda: float
+    critic: Literal["head", "model"]
+    critic_source: str
+    critic_learning_rate: float
+    value_streaming: bool
     normalise_std: bool
     batch_normalise: bool
     std_floor: float
-    loss: Literal["is_reinforce", "ppo", "cispo", "gspo"]
+    loss: Literal["is_reinforce", "ppo", "cispo", "gspo", "dpo"]
+    dpo_beta: float
     ratio_anchor: Literal["behaviour", "current"]
     importance_clamp: float
     clip_low: float
@@ -167,29 +198,45 @@ class AlgorithmSettings:
     kl_coefficient: float
     kl_estimator: Literal["k1", "k2", "k3"]
     kl_in: Literal["loss", "reward"]
+    kl_control: Literal["fixed", "adaptive"]
+    kl_target_nats: float
+    kl_horizon_rollouts: int
     reference: str
     reference_dtype: Literal["compute", "float32", "bfloat16"]
+    reference_streaming: bool
     aggregation: Literal["sequence_sum", "token_mean", "sequence_mean", "constant"]
     aggregation_constant: float
-    truncated: Literal["train", "mask", "penalise"]
+    truncated: Literal["train", "mask", "penalise", "bootstrap"]
     truncated_reward: float
     zero_variance: Literal["keep", "drop", "refill"]
     max_refill_share: float
 
     @property
     def needs_reference(self) -> bool:
-        """True when a coefficient asks for the logprobs of the reference policy."""
-        return self.kl_coefficient > 0
+        """True when a coefficient or the loss asks for the logprobs of the reference policy."""
+        return self.kl_coefficient > 0 or self.loss == "dpo"
 
     @property
     def learns_values(self) -> bool:
         """True when the policy carries a value head."""
-        return self.baseline == "value"
+        return self.baseline == "value" or (self.baseline == "gae" and self.critic == "head")
+
+    @property
+    def has_critic_model(self) -> bool:
+        """True when values come from a model of their own."""
+        return self.baseline == "gae" and self.critic == "model"
+
+    @property
+    def prepares_batches(self) -> bool:
+        """True when the trainer makes advantages from a forward pass before its updates."""
+        return self.baseline == "gae" or self.loss == "dpo"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainerSettings:
     batch_rollouts: int
+    epochs: int
+    minibatches: int
     tokens_per_row: int
     rows_per_micro_batch: int
     learning_rate: float
@@ -200,6 +247,11 @@ class TrainerSettings:
     epsilon: float
     weight_decay: float
     max_gradient_norm: float
+
+    @property
+    def updates_per_step(self) -> int:
+        """Updates of the weights between two weight versions."""
+        return self.epochs * self.minibatches
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -275,6 +327,7 @@ class Settings:
     data: DataSettings
     generation: GenerationSettings
     rewards: RewardSettings
+    reward_model: RewardModelSettings
     algorithm: AlgorithmSettings
     trainer: TrainerSettings
     schedule: ScheduleSettings

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 
 from pipeline_rl_jax.settings import (
     GenerationMeshSettings,
+    GenerationSettings,
     OvercommitSettings,
     Settings,
     SettingsError,
@@ -24,6 +25,7 @@ from pipeline_rl_jax.settings import (
 )
 from pipeline_rl_jax.settings_algorithm import find_algorithm_problems
 from pipeline_rl_jax.settings_ranges import find_range_problems
+from pipeline_rl_jax.settings_scoring import find_scoring_problems
 
 
 def find_problems(settings: Settings) -> list[str]:
@@ -42,8 +44,10 @@ def find_problems(settings: Settings) -> list[str]:
         _check_prompts_and_rows,
         _check_sampling,
         _check_rewards,
+        _check_scoring,
         _check_groups,
         _check_reference,
+        _check_critic,
         _check_batch,
         _check_schedule,
         _check_outputs,
@@ -54,7 +58,13 @@ def find_problems(settings: Settings) -> list[str]:
 def check_devices(settings: Settings, num_devices: int) -> None:
     """Raises `SettingsError` when a mesh names a device that this process does not have."""
     problems = []
-    for name in ("trainer_devices", "generation_devices", "reference_devices"):
+    for name in (
+        "trainer_devices",
+        "generation_devices",
+        "reference_devices",
+        "critic_devices",
+        "scoring_devices",
+    ):
         path, indices = f"meshes.{name}", getattr(settings.meshes, name)
         if max(indices, default=0) >= num_devices:
             known = "index 0 only" if num_devices == 1 else f"indices 0 to {num_devices - 1}"
@@ -141,7 +151,8 @@ def _check_data(settings: Settings) -> Iterator[str]:
         if not data.path:
             yield "data.path ('') must name a file when data.source is files"
         for name in ("problem_field", "answer_field"):
-            if data.format == "mapped" and not getattr(data, name):
+            needed = name == "problem_field" or settings.rewards.correctness != "none"
+            if data.format == "mapped" and needed and not getattr(data, name):
                 yield f"data.{name} ('') must name a field when data.format is mapped"
     elif data.source == "arithmetic":
         yield from _check_arithmetic(settings)
@@ -236,12 +247,34 @@ def _check_sampling(settings: Settings) -> Iterator[str]:
             "generation.temperature (0.0) must be more than 0: greedy rollouts of one prompt are "
             "all the same and teach nothing; use 1.0 (evaluation is greedy by itself)"
         )
+    yield from _check_chunk_sizes(generation)
     if any(not text for text in generation.stop_strings):
         yield f"generation.stop_strings {generation.stop_strings} must not hold an empty string"
     if parts > 1 and generation.slots % parts:
         yield (
             f"generation.slots ({generation.slots}) must be a multiple of meshes.generation.data "
             f"({parts}); use {_nearest_multiples(generation.slots, parts)}"
+        )
+
+
+def _check_chunk_sizes(generation: GenerationSettings) -> Iterator[str]:
+    candidates, trials = generation.chunk_candidates, generation.chunk_trial_steps
+    if not candidates:
+        return
+    path = "generation.chunk_candidates"
+    if min(candidates) < 1 or len(set(candidates)) < len(candidates):
+        yield f"{path} {candidates} must be different numbers of tokens, each at least 1"
+    elif len(candidates) == 1:
+        yield (
+            f"{path} {candidates} leaves nothing to choose; name two or more, or use () and "
+            f"generation.tokens_per_chunk={candidates[0]}"
+        )
+    needed = (trials + 1) * len(candidates)  # the first step of each is not measured
+    if generation.chunk_period_steps <= needed:
+        yield (
+            f"generation.chunk_period_steps ({generation.chunk_period_steps}) must be above "
+            f"(chunk_trial_steps + 1) * candidates ({needed}), which the trials take; use "
+            f"{needed + 1} or more, or fewer candidates"
         )
 
 
@@ -278,6 +311,14 @@ def _check_rewards(settings: Settings) -> Iterator[str]:
         )
 
 
+def _check_scoring(settings: Settings) -> Iterator[str]:
+    yield from find_scoring_problems(settings)
+    path, devices = "meshes.scoring_devices", settings.meshes.scoring_devices
+    if not devices:
+        return
+    yield from _check_own_devices(path, devices, settings, whose="the reward model")
+
+
 def _check_groups(settings: Settings) -> Iterator[str]:
     algorithm, batch = settings.algorithm, settings.trainer.batch_rollouts
     if batch % algorithm.group_size:
@@ -286,7 +327,17 @@ def _check_groups(settings: Settings) -> Iterator[str]:
             f"({algorithm.group_size}); use {_nearest_multiples(batch, algorithm.group_size)}"
         )
     max_new_tokens = settings.generation.max_new_tokens
-    yield from find_algorithm_problems(algorithm, max_new_tokens=max_new_tokens)
+    yield from find_algorithm_problems(
+        algorithm,
+        max_new_tokens=max_new_tokens,
+        updates_per_step=settings.trainer.updates_per_step,
+    )
+    if batch % settings.trainer.minibatches:
+        minibatches = settings.trainer.minibatches
+        yield (
+            f"trainer.batch_rollouts ({batch}) must be a multiple of trainer.minibatches "
+            f"({minibatches}); use {_nearest_multiples(batch, minibatches)}"
+        )
 
 
 def _check_reference(settings: Settings) -> Iterator[str]:
@@ -297,20 +348,45 @@ def _check_reference(settings: Settings) -> Iterator[str]:
     path = "meshes.reference_devices"
     if not settings.algorithm.needs_reference:
         yield (
-            f"{path} {devices} are only used when algorithm.kl_coefficient (0.0) is more than 0; "
-            "set that, or this to ()"
+            f"{path} {devices} are only used when algorithm.kl_coefficient (0.0) is more than 0, "
+            "or with algorithm.loss=dpo; set one of them, or this to ()"
         )
-    yield from _check_device_list(path, devices, meshes.virtual_devices)
-    shared = sorted({*devices} & {*meshes.trainer_devices, *meshes.generation_devices})
-    if shared:
-        yield (
-            f"{path} {devices} shares {shared} with the trainer or with generation; give the "
-            "reference policy devices of its own, or () for the trainer's"
-        )
+    yield from _check_own_devices(path, devices, settings, whose="the reference policy")
     if rows % len(devices):
         yield (
             f"trainer.rows_per_micro_batch ({rows}) must be a multiple of the {len(devices)} "
             f"{path}, which split the rows too; use {_nearest_multiples(rows, len(devices))}"
+        )
+
+
+def _check_critic(settings: Settings) -> Iterator[str]:
+    devices, rows = settings.meshes.critic_devices, settings.trainer.rows_per_micro_batch
+    if not devices:
+        return
+    path = "meshes.critic_devices"
+    if not settings.algorithm.has_critic_model:
+        yield (
+            f"{path} {devices} are only used by a critic with weights of its own; set "
+            "algorithm.baseline=gae and algorithm.critic=model, or this to ()"
+        )
+    yield from _check_own_devices(path, devices, settings, whose="the critic")
+    if rows % len(devices):
+        yield (
+            f"trainer.rows_per_micro_batch ({rows}) must be a multiple of the {len(devices)} "
+            f"{path}, which split the rows too; use {_nearest_multiples(rows, len(devices))}"
+        )
+
+
+def _check_own_devices(
+    path: str, devices: tuple[int, ...], settings: Settings, *, whose: str
+) -> Iterator[str]:
+    meshes = settings.meshes
+    yield from _check_device_list(path, devices, meshes.virtual_devices)
+    shared = sorted({*devices} & {*meshes.trainer_devices, *meshes.generation_devices})
+    if shared:
+        yield (
+            f"{path} {devices} shares {shared} with the trainer or with generation; give {whose} "
+            "devices of its own, or () for the trainer's"
         )
 
 

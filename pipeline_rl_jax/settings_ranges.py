@@ -19,14 +19,21 @@ _AT_LEAST_ONE = (
     "generation.slots",
     "generation.min_slots",
     "generation.tokens_per_chunk",
+    "generation.chunk_period_steps",
+    "generation.chunk_trial_steps",
     "generation.max_prompt_tokens",
     "generation.max_new_tokens",
     "generation.prompts_per_prefill",
     "generation.min_cache_tokens",
     "rewards.num_workers",
+    "reward_model.rows",
+    "reward_model.min_cache_tokens",
     "rewards.code_memory_bytes",
     "algorithm.group_size",
+    "algorithm.kl_horizon_rollouts",
     "trainer.batch_rollouts",
+    "trainer.epochs",
+    "trainer.minibatches",
     "trainer.tokens_per_row",
     "trainer.rows_per_micro_batch",
     "schedule.num_steps",
@@ -48,7 +55,10 @@ _AT_LEAST_ZERO = (
     "generation.temperature",
     "generation.top_k",
     "rewards.overlong_buffer_tokens",
+    "reward_model.weight",
     "algorithm.value_coefficient",
+    "algorithm.value_clip",
+    "algorithm.critic_learning_rate",
     "algorithm.is_lowest",
     "algorithm.entropy_coefficient",
     "algorithm.kl_coefficient",
@@ -74,6 +84,8 @@ _ABOVE_ZERO = (
     "algorithm.clip_low",
     "algorithm.clip_high",
     "algorithm.is_highest",
+    "algorithm.dpo_beta",
+    "algorithm.kl_target_nats",
     "trainer.epsilon",
     "trainer.max_gradient_norm",
     "schedule.deadline_seconds",
@@ -96,6 +108,9 @@ def find_range_problems(settings: Settings) -> Iterator[str]:
     for path in _ABOVE_ZERO:
         if value(path) <= 0:
             yield f"{path} ({value(path)}) must be more than 0"
+    for path in ("algorithm.gae_gamma", "algorithm.gae_lambda"):
+        if not 0 <= value(path) <= 1:
+            yield f"{path} ({value(path)}) must be 0 to 1"
     for path in ("trainer.beta1", "trainer.beta2"):
         if not 0 <= value(path) < 1:
             yield f"{path} ({value(path)}) must be at least 0 and below 1"

@@ -46,6 +46,17 @@ EXPECTED = {
         "zero_variance": "refill",
         "kl_coefficient": 0.0,
     },
+    "PPO (RLHF)": PPO
+    | {
+        "baseline": "gae",
+        "group_size": 1,
+        "batch_normalise": True,
+        "value_clip": 0.2,
+        "kl_in": "reward",
+        "kl_control": "fixed",
+        "critic": "head",
+    },
+    "online DPO": {"loss": "dpo", "baseline": "none", "dpo_beta": 0.1, "kl_coefficient": 0.0},
     "REINFORCE++": PPO
     | {"baseline": "none", "batch_normalise": True, "kl_in": "reward", "kl_estimator": "k1"},
     "CISPO": {"loss": "cispo", "aggregation": "token_mean"},

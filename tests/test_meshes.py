@@ -21,12 +21,15 @@ def mesh_settings(
     trainer=(1, -1, 1),
     generation=(-1, 1),
     reference_devices=(),
+    scoring_devices=(),
 ) -> MeshSettings:
     return MeshSettings(
         virtual_devices=8,
         trainer_devices=trainer_devices,
         generation_devices=generation_devices,
         reference_devices=reference_devices,
+        critic_devices=(),
+        scoring_devices=scoring_devices,
         trainer=TrainerMeshSettings(data=trainer[0], fsdp=trainer[1], tensor=trainer[2]),
         generation=GenerationMeshSettings(data=generation[0], tensor=generation[1]),
     )
@@ -51,6 +54,17 @@ def test_the_reference_has_the_trainers_mesh_or_devices_of_its_own():
     assert device_ids(own) == [[5, 4]]
     with pytest.raises(ValueError, match=r"reference_devices \(1, 3\) shares \[1\]"):
         build_meshes(mesh_settings((0, 1), (2,), reference_devices=(1, 3)))
+
+
+def test_a_reward_model_may_share_the_devices_of_the_reference():
+    meshes = build_meshes(mesh_settings((0, 1), (2,)))
+    assert meshes.scoring is meshes.trainer
+    meshes = build_meshes(
+        mesh_settings((0, 1), (2,), reference_devices=(4, 5), scoring_devices=(5, 6))
+    )
+    assert device_ids(meshes.scoring) == [[5, 6]]
+    with pytest.raises(ValueError, match=r"scoring_devices \(3, 2\) shares \[2\]"):
+        build_meshes(mesh_settings((0, 1), (2,), scoring_devices=(3, 2)))
 
 
 def test_listed_devices_fill_the_axes_in_order():

@@ -4,8 +4,17 @@ from pipeline_rl_jax.settings_algorithm import find_algorithm_problems
 from tests.fakes.settings import make_algorithm_settings
 
 
-def problems_of(**changes) -> list[str]:
-    return list(find_algorithm_problems(make_algorithm_settings(**changes), max_new_tokens=64))
+def problems_of(updates_per_step=1, **changes) -> list[str]:
+    return list(
+        find_algorithm_problems(
+            make_algorithm_settings(**changes),
+            max_new_tokens=64,
+            updates_per_step=updates_per_step,
+        )
+    )
+
+
+DPO = {"loss": "dpo", "baseline": "none", "aggregation": "sequence_sum"}
 
 
 # Each entry: changes, then the words that the only problem must hold.
@@ -43,6 +52,52 @@ PROBLEMS = {
         {"is_correction": "masked", "is_lowest": 1.5},
         "algorithm.is_lowest (1.5) must be at most 1",
     ),
+    "clip without values per token": (
+        {"value_clip": 0.2},
+        "algorithm.value_clip (0.2) needs values per token, which algorithm.baseline (group_mean)",
+    ),
+    "bootstrap without a critic": (
+        {"truncated": "bootstrap"},
+        "algorithm.truncated (bootstrap) needs values per token",
+    ),
+    "critic without gae": (
+        {"critic": "model", "baseline": "value"},
+        "algorithm.critic (model) needs values per token, which algorithm.baseline (value)",
+    ),
+    "source of a head": (
+        {"baseline": "gae", "critic_source": "some/model"},
+        "algorithm.critic_source (some/model) is of a critic with weights of its own; set "
+        "algorithm.critic=model",
+    ),
+    "scaled gae": (
+        {"baseline": "gae", "normalise_std": True},
+        "algorithm.normalise_std (True) scales advantages before the step, but with "
+        "algorithm.baseline (gae)",
+    ),
+    "control of nothing": (
+        {"baseline": "gae", "kl_control": "adaptive", "kl_coefficient": 0.1},
+        "algorithm.kl_control (adaptive) steers the KL in the reward of each token",
+    ),
+    "ratio held at one": (
+        {"updates_per_step": 4, "ratio_anchor": "current"},
+        "trainer.epochs * trainer.minibatches (4) update the weights more than once",
+    ),
+    "baseline made anew": (
+        {"updates_per_step": 2, "baseline": "value"},
+        "must be 1 with algorithm.baseline (value)",
+    ),
+    "pairs weighed once": (
+        {"updates_per_step": 2, **DPO},
+        "must be 1 with algorithm.loss (dpo)",
+    ),
+    "baseline of pairs": (
+        DPO | {"baseline": "group_mean"},
+        "algorithm.baseline (group_mean) has no meaning with algorithm.loss (dpo)",
+    ),
+    "pair of one": (
+        DPO | {"group_size": 1},
+        "algorithm.group_size (1) must be 2 or more with algorithm.loss (dpo)",
+    ),
     "reference without use": (
         {"reference": "some/model"},
         "algorithm.reference (some/model) is only read when algorithm.kl_coefficient",
@@ -70,4 +125,23 @@ def test_problem_is_told_alone_and_whole(name):
     ],
 )
 def test_what_goes_together(changes):
+    assert problems_of(**changes) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        DPO | {"reference": "some/model"},
+        {"baseline": "gae", "critic": "model", "critic_source": "some/model", "loss": "ppo"},
+        {"baseline": "gae", "batch_normalise": True, "truncated": "bootstrap", "group_size": 1},
+        {
+            "baseline": "gae",
+            "kl_control": "adaptive",
+            "kl_in": "reward",
+            "kl_coefficient": 0.1,
+            "updates_per_step": 8,
+        },
+    ],
+)
+def test_what_belongs_together_is_accepted(changes):
     assert problems_of(**changes) == []

@@ -31,6 +31,8 @@ _OWN_RULE = {
     "generation.top_p",
     "trainer.beta1",
     "trainer.beta2",
+    "algorithm.gae_gamma",
+    "algorithm.gae_lambda",
     "algorithm.dual_clip",
 }
 

@@ -27,7 +27,8 @@ def compute_advantages(
     these are equal, what is left is the penalty alone, and must not be scaled up to their size.
     `batch_normalise` then whitens over the batch's rollouts (REINFORCE++, arXiv 2501.03262). A
     spread not above `std_floor` gives 0 instead of a quotient: rewards that differ by rounding only
-    carry no signal. With a learned baseline (`value`) A is R: values are taken off in the step.
+    carry no signal. With a learned baseline (`value`, `gae`) A is R: values are taken off by the
+    trainer.
     """
     rewards = np.where(valid, rewards, 0.0)  # float64, and no NaN from here on
     penalised = rewards if penalties is None else np.where(valid, rewards - penalties, 0.0)
@@ -113,7 +114,7 @@ def _baseline(
             return leave_one_out(rewards, group_index, valid=valid)
         case "batch_mean":
             return group_mean(rewards, np.zeros_like(group_index), valid=valid)
-        case _:  # none, value
+        case _:  # none; value and gae, which the trainer takes off
             return np.zeros_like(rewards)
 
 

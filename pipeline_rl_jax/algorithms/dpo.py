@@ -136,8 +136,8 @@ def dpo_metrics(
     mask = jnp.asarray(valid)
     right = (pairs.margins > 0).astype(jnp.float32)
     return {
-        "dpo/loss": masked_mean(pairs.loss, mask),
-        "dpo/margin_mean": masked_mean(pairs.margins, mask),
+        "dpo/loss_nats": masked_mean(pairs.loss, mask),
+        "dpo/margin_nats": masked_mean(pairs.margins, mask),
         "dpo/accuracy_share": masked_mean(right, mask),
         "dpo/pairs": jnp.sum(mask).astype(jnp.float32),
     }

@@ -78,6 +78,14 @@ def is_reinforce(tokens: PolicyTokens, *, clamp: float) -> TokenLoss:
     return TokenLoss(loss, _statistics(tokens, weights=weights, clipped=ratios > clamp))
 
 
+def policy_gradient(tokens: PolicyTokens) -> TokenLoss:
+    """−A · log π, whoever sampled: for advantages that hold all weights (online DPO)."""
+    advantages = zero_masked(tokens.advantages, tokens.mask)
+    loss = -advantages * zero_masked(tokens.current_logprobs, tokens.mask)
+    weights = tokens.mask.astype(jnp.float32)
+    return TokenLoss(loss, _statistics(tokens, weights=weights, clipped=jnp.zeros_like(weights)))
+
+
 def cispo(tokens: PolicyTokens, *, clip_high: float) -> TokenLoss:
     """REINFORCE with the importance weight clipped at 1 + ε_high; every token keeps a gradient.
 

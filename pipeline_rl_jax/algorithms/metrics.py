@@ -27,6 +27,7 @@ class ValueSums(NamedTuple):
     return_squares: jax.Array
     errors: jax.Array  # R − v
     error_squares: jax.Array
+    clipped: jax.Array  # values at which algorithm.value_clip took hold
 
 
 class TokenSums(NamedTuple):
@@ -67,7 +68,7 @@ def empty_sums(
         entropy=zero if with_entropy else None,
         reference_k1=zero if with_reference else None,
         reference_k3=zero if with_reference else None,
-        values=ValueSums(zero, zero, zero, zero, zero) if with_values else None,
+        values=ValueSums(*[zero] * len(ValueSums._fields)) if with_values else None,
     )
 
 
@@ -80,7 +81,7 @@ def token_sums(
     """Sums over the `loss_mask` tokens of a batch or of any slice of its rows.
 
     `statistics` as `losses.TokenLoss` has them, plus those that are to be reported of `entropy`
-    (nats), `reference_k1` and `reference_k3` (nats), `values`.
+    (nats), `reference_k1` and `reference_k3` (nats), `values` and `values_clipped`.
     `trained_version` is the number of optimizer steps in the parameters that gave the logprobs
     (before this batch's update); the lag of a token is that minus its weight version.
     """
@@ -121,7 +122,7 @@ def token_sums(
         entropy=total("entropy"),
         reference_k1=total("reference_k1"),
         reference_k3=total("reference_k3"),
-        values=_value_sums(statistics["values"], batch) if "values" in statistics else None,
+        values=value_sums(statistics, batch) if "values" in statistics else None,
     )
 
 
@@ -167,13 +168,24 @@ def finish(sums: TokenSums) -> dict[str, Float[Array, ""]]:
         metrics["policy/kl_to_reference_nats"] = share(sums.reference_k1, tokens)
         metrics["policy/kl_to_reference_k3_nats"] = share(sums.reference_k3, tokens)
     if sums.values is not None:
-        metrics["value/loss"] = share(sums.values.loss, tokens)
-        metrics["value/explained_variance"] = _explained_variance(sums.values, tokens)
+        metrics |= finish_values(sums.values, tokens)
     return metrics
 
 
-def _value_sums(values: Float[Array, "R T"], batch: PackedBatch) -> ValueSums:
+def finish_values(sums: ValueSums, tokens: Float[Array, ""]) -> dict[str, Float[Array, ""]]:
+    """The metrics of a value function from its sums over `tokens` loss tokens."""
+    count = jnp.maximum(tokens, 1.0)
+    return {
+        "value/loss": sums.loss / count,
+        "value/explained_variance": _explained_variance(sums, tokens),
+        "value/clip_share": sums.clipped / count,
+    }
+
+
+def value_sums(statistics: Mapping[str, Float[Array, "R T"]], batch: PackedBatch) -> ValueSums:
+    """Sums over the loss tokens of `values` and, if they are there, `values_clipped`."""
     mask, returns = jnp.asarray(batch.loss_mask), jnp.asarray(batch.returns)
+    values = statistics["values"]
     errors = zero_masked(returns - values, mask)
     return ValueSums(
         loss=jnp.sum(value_loss(values, returns, mask)),
@@ -181,6 +193,7 @@ def _value_sums(values: Float[Array, "R T"], batch: PackedBatch) -> ValueSums:
         return_squares=masked_sum(jnp.square(returns), mask),
         errors=jnp.sum(errors),
         error_squares=jnp.sum(jnp.square(errors)),
+        clipped=masked_sum(statistics.get("values_clipped", jnp.zeros_like(values)), mask),
     )
 
 

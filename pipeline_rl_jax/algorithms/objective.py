@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from pipeline_rl_jax.algorithms.clipped_values import clipped_value_loss
 from pipeline_rl_jax.algorithms.correction import correct
 from pipeline_rl_jax.algorithms.importance import log_ratios
 from pipeline_rl_jax.algorithms.kl import kl_estimates
@@ -21,6 +22,7 @@ from pipeline_rl_jax.algorithms.losses import (
     entropy_bonus,
     gspo,
     is_reinforce,
+    policy_gradient,
     ppo,
 )
 from pipeline_rl_jax.algorithms.masked import zero_masked
@@ -44,8 +46,8 @@ def policy_loss(
     so every term below is added up with the same weights. Added to the policy loss, where asked
     for: the entropy bonus and, always reported, the `entropies` (nats); `kl_coefficient` times the
     estimate of KL(current ‖ reference) with `kl_in = "loss"`; `value_coefficient` times the value
-    loss of `values`, for which the batch's advantages come from `learned_baseline`. ValueError when
-    a setting needs an argument that is missing.
+    loss of `values`; with the baseline `value` the batch's advantages come from `learned_baseline`.
+    ValueError when a setting needs an argument that is missing.
     """
     tokens = PolicyTokens(
         current_logprobs=current_logprobs,
@@ -65,8 +67,8 @@ def policy_loss(
         penalty, measures = _reference_terms(settings, tokens, batch)
         loss, statistics = loss + penalty, statistics | measures
     if settings.learns_values:
-        losses, statistics["values"] = _value_terms(settings, values, batch)
-        loss += losses
+        losses, measures = value_terms(settings, values, batch)
+        loss, statistics = loss + losses, statistics | measures
     return TokenLoss(loss, statistics)
 
 
@@ -87,15 +89,32 @@ def _anchored_loss(settings: AlgorithmSettings, tokens: PolicyTokens) -> TokenLo
     return TokenLoss(loss, statistics | {"log_ratios": logs})
 
 
-def _value_terms(
-    settings: AlgorithmSettings, values: jax.Array | None, batch: PackedBatch
-) -> tuple[jax.Array, jax.Array]:
-    """The weighted value loss per token, and the values as a statistic."""
+def value_terms(
+    settings: AlgorithmSettings, values: Float[Array, "R T"] | None, batch: PackedBatch
+) -> tuple[Float[Array, "R T"], dict[str, Float[Array, "R T"]]]:
+    """The weighted value loss per token; the values, and where `value_clip` took hold, as measures.
+
+    The clip holds values near the batch's own `values`, which were made before its updates.
+    """
     if values is None:
-        raise ValueError("algorithm.baseline (value) needs the predictions of the value head")
-    mask = jnp.asarray(batch.loss_mask)
-    losses = settings.value_coefficient * value_loss(values, jnp.asarray(batch.returns), mask)
-    return losses, jax.lax.stop_gradient(zero_masked(values, mask))
+        raise ValueError(
+            f"algorithm.baseline ({settings.baseline}) needs the predictions of the value head"
+        )
+    mask, returns = jnp.asarray(batch.loss_mask), jnp.asarray(batch.returns)
+    measures = {"values": zero_masked(values, mask)}
+    if settings.value_clip:
+        if batch.values is None:
+            raise ValueError("algorithm.value_clip needs the values from before the updates")
+        losses, measures["values_clipped"] = clipped_value_loss(
+            values,
+            old_values=jnp.asarray(batch.values),
+            returns=returns,
+            mask=mask,
+            clip=settings.value_clip,
+        )
+    else:
+        losses = value_loss(values, returns, mask)
+    return settings.value_coefficient * losses, jax.lax.stop_gradient(measures)
 
 
 def _reference_terms(
@@ -104,7 +123,7 @@ def _reference_terms(
     """The penalty per token and, whatever it is made of, k1 and k3 of KL(current ‖ reference)."""
     current, mask = tokens.current_logprobs, tokens.mask
     reference, penalty = jnp.asarray(batch.reference_logprobs), jnp.zeros_like(current)
-    if settings.kl_in == "loss":
+    if settings.kl_in == "loss" and settings.kl_coefficient:
         estimates = kl_estimates(current, reference, mask, estimator=settings.kl_estimator)
         penalty = settings.kl_coefficient * estimates
     measures = {
@@ -123,5 +142,7 @@ def _selected_loss(settings: AlgorithmSettings, tokens: PolicyTokens) -> TokenLo
         case "ppo":
             clip = ClipRange(settings.clip_low, settings.clip_high, settings.dual_clip)
             return ppo(tokens, clip=clip)
+        case "dpo":
+            return policy_gradient(tokens)
         case "gspo":
             return gspo(tokens, clip=ClipRange(settings.clip_low, settings.clip_high))

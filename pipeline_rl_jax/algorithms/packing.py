@@ -76,6 +76,45 @@ def with_signals(batch: PackedBatch, *, advantages: np.ndarray, returns: np.ndar
     return dataclasses.replace(batch, advantages=spread(advantages), returns=spread(returns))
 
 
+def with_truncated(batch: PackedBatch, truncated: np.ndarray) -> PackedBatch:
+    """The batch with all loss tokens of the sequences marked that a limit cut, [B] bool."""
+    mask, sequence_index = np.asarray(batch.loss_mask), np.asarray(batch.sequence_index)
+    return dataclasses.replace(batch, truncated=mask & np.asarray(truncated, bool)[sequence_index])
+
+
+def take_sequences(
+    batch: PackedBatch, chosen: np.ndarray, *, rows_per_micro_batch: int
+) -> PackedBatch:
+    """A batch of some of a batch's sequences, packed anew; `chosen[i]` becomes number i.
+
+    All arrays that a batch has per token go with their tokens.
+    """
+    tokens_per_row = batch.token_ids.shape[1]
+    sequence_index = np.asarray(batch.sequence_index)
+    places = [np.nonzero(sequence_index == index) for index in chosen]  # in order within a row
+    placements = plan_rows([rows.size for rows, _ in places], tokens_per_row=tokens_per_row)
+    num_rows = 1 + max(placement.row for placement in placements)
+    shape = (padded_size(num_rows, rows_per_micro_batch), tokens_per_row)
+    fields = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+    arrays = {name: np.asarray(array) for name, array in fields.items() if np.ndim(array) == 2}
+    empty = _empty_arrays(shape)
+    taken = {
+        name: empty[name] if name in empty else np.zeros(shape, array.dtype)
+        for name, array in arrays.items()
+    }
+    for index, (place, placement) in enumerate(zip(places, placements, strict=True)):
+        target = placement.row, slice(placement.start, placement.start + place[0].size)
+        for name, array in arrays.items():
+            taken[name][target] = array[place]
+        taken["segment_ids"][target] = placement.segment
+        taken["sequence_index"][target] = index
+    return PackedBatch(
+        **taken,
+        num_sequences=np.asarray(len(chosen), np.int32),
+        num_rows=np.asarray(num_rows, np.int32),
+    )
+
+
 def plan_rows(lengths: Sequence[int], *, tokens_per_row: int) -> list[Placement]:
     """First-fit decreasing: longest first (ties in order), each into the first row with room.
 

@@ -31,21 +31,25 @@ def split_state(state: TrainState) -> dict[str, Any]:
         "step": state.step,
         "skipped_steps": state.skipped_steps,
     }
+    if state.critic is not None:
+        rest["critic"] = state.critic
     return {"params": state.params, "optimizer": _by_name(rest)}
 
 
 def join_state(items: Mapping[str, Any], like: TrainState) -> TrainState:
     """The inverse of `split_state`, with the structure of `like`."""
     flat = items["optimizer"]
-    names = list(_by_name(like.opt_state, prefix="opt_state"))
-    opt_state = jax.tree.unflatten(
-        jax.tree.structure(like.opt_state), [flat[name] for name in names]
-    )
+
+    def pick(tree: Any, prefix: str) -> Any:
+        names = _by_name(tree, prefix=prefix)
+        return jax.tree.unflatten(jax.tree.structure(tree), [flat[name] for name in names])
+
     return TrainState(
         params=items["params"],
-        opt_state=opt_state,
+        opt_state=pick(like.opt_state, "opt_state"),
         step=flat["step"],
         skipped_steps=flat["skipped_steps"],
+        critic=pick(like.critic, "critic"),
     )
 
 

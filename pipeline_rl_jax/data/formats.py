@@ -30,6 +30,7 @@ class RecordMapping:
     problem_field: str = ""
     answer_field: str = ""
     drop_incomplete: bool = False
+    needs_answer: bool = True  # False: a mapped record without answer_field is a prompt only
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,7 @@ class Format:
     name: str
     recognises: Callable[[Any], bool]
     read: Callable[[Any], tuple[Any, Any]]
+    has_answer: bool = True
 
 
 def choose_format(record: object, mapping: RecordMapping) -> Format:
@@ -53,7 +55,7 @@ def choose_format(record: object, mapping: RecordMapping) -> Format:
         for known in FORMATS:
             if known.recognises(record):
                 return known
-    if mapping.problem_field and mapping.answer_field:
+    if mapping.problem_field and (mapping.answer_field or not mapping.needs_answer):
         return _mapped_format(mapping)
     raise ValueError(
         f"{describe_fields(record)} fit none of {', '.join(known.name for known in FORMATS)}; set "
@@ -73,7 +75,7 @@ def read_problem(record: object, record_format: Format, *, task: str) -> Problem
         metadata = {name: record[name] for name in _KEPT_FIELDS if name in record}
     return Problem(
         problem=_as_text(problem, "problem"),
-        answer=_as_text(answer, "answer"),
+        answer=_as_text(answer, "answer") if record_format.has_answer else "",
         task=task,
         metadata=metadata,
     )
@@ -202,8 +204,9 @@ def _mapped_format(mapping: RecordMapping) -> Format:
         recognises=lambda record: True,
         read=lambda record: (
             field_at(record, mapping.problem_field),
-            field_at(record, mapping.answer_field),
+            field_at(record, mapping.answer_field) if mapping.answer_field else "",
         ),
+        has_answer=bool(mapping.answer_field),
     )
 
 

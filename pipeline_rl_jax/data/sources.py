@@ -28,7 +28,7 @@ from pipeline_rl_jax.data.files import read_problem_files
 from pipeline_rl_jax.data.formats import RecordMapping
 from pipeline_rl_jax.data.problems import Problem, ProblemSource
 from pipeline_rl_jax.data.reasoning_tasks import ReasoningProblems
-from pipeline_rl_jax.settings import DataSettings, Settings
+from pipeline_rl_jax.settings import Settings
 
 _MAX_HELD_OUT_SHARE = 0.1  # of the distinct problems
 # A reasoning-gym entry is seeded with its data set's seed plus its index, below 2**32: evaluation
@@ -67,7 +67,7 @@ def _evaluation_file_problems(settings: Settings) -> tuple[Problem, ...] | None:
     if not evaluation.path:
         return None
     # Usually a benchmark in another layout than the training file, so recognised by itself.
-    mapping = dataclasses.replace(_record_mapping(settings.data), format="auto")
+    mapping = dataclasses.replace(_record_mapping(settings), format="auto")
     problems = read_problem_files("evaluation.path", evaluation.path, mapping)
     return _choose(problems, evaluation.num_prompts)
 
@@ -122,7 +122,7 @@ def _split_reasoning(settings: Settings, given: tuple[Problem, ...] | None) -> S
 
 def _split_files(settings: Settings, given: tuple[Problem, ...] | None) -> Split:
     data, count = settings.data, settings.evaluation.num_prompts
-    problems = read_problem_files("data.path", data.path, _record_mapping(data))
+    problems = read_problem_files("data.path", data.path, _record_mapping(settings))
     size = len({problem.key for problem in problems})
     evaluation = _choose(problems, count) if given is None else given
     held_out = {problem.key for problem in evaluation}
@@ -149,12 +149,14 @@ def _split_files(settings: Settings, given: tuple[Problem, ...] | None) -> Split
     )
 
 
-def _record_mapping(data: DataSettings) -> RecordMapping:
+def _record_mapping(settings: Settings) -> RecordMapping:
+    data = settings.data
     return RecordMapping(
         format=data.format,
         problem_field=data.problem_field,
         answer_field=data.answer_field,
         drop_incomplete=data.incomplete == "drop",
+        needs_answer=settings.rewards.correctness != "none",
     )
 
 
@@ -178,7 +180,7 @@ def _first_distinct(numbers: Iterable[int], count: int) -> set[int]:
 def _require_gold_answers(settings: Settings, problems: Iterable[Problem]) -> None:
     """Some tasks have no single right answer; the built-in scorers need one."""
     correctness, task = settings.rewards.correctness, settings.data.reasoning_gym.task
-    if correctness != "user" and not all(problem.answer for problem in problems):
+    if correctness not in ("user", "none") and not all(problem.answer for problem in problems):
         raise ValueError(
             f"data.reasoning_gym.task ({task}) gives problems without a gold answer, which "
             f"rewards.correctness ({correctness}) needs; set rewards.correctness=user and score "

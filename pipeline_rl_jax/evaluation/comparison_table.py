@@ -50,14 +50,23 @@ _BLOCKS: Mapping[str, Sequence[tuple[str, str, _Format]]] = {
         ("tokens mean", "completion_mean_tokens", format_number),
         ("tokens max", "completion_max_tokens", format_number),
     ),
+    # Left out where no row has any of them.
+    "Reward model and deferrals": (
+        ("scoring idle", "scoring_idle_share", format_share),
+        ("read ahead", "read_ahead_share", format_share),
+        ("deferred once", "deferred_once_share", format_share),
+        ("longer", "deferred_longer_share", format_share),
+    ),
 }
 
 
 def format_table(rows: Sequence[RunFigures], common: CommonGround, *, warmup_steps: int) -> str:
-    """Three blocks with a line per row, and beneath them what "at" and "after warm-up" are."""
+    """Blocks with a line per row, and beneath them what "at" and "after warm-up" are."""
     width = max(len(row.name) for row in rows)
     blocks = []
     for title, columns in _BLOCKS.items():
+        if all(getattr(row, figure) is None for row in rows for _, figure, _ in columns):
+            continue
         lines = [title, " " * width + _line([heading for heading, _, _ in columns])]
         for row in rows:
             cells = [write(getattr(row, figure)) for _, figure, write in columns]

@@ -1,4 +1,4 @@
-"""Greedy accuracy on a fixed set of prompts, with training's engine, stop rules and grader.
+"""Greedy accuracy and reward on a fixed set of prompts, with training's engine, stop rules, grader.
 
 Owns the loop over the evaluation set. Decoding happens in the caller's thread, scoring where the
 scorer does it; the decode state is of its own and gone afterwards.
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 
 from pipeline_rl_jax.generation.batcher import ContinuousBatcher, VersionedParams
 from pipeline_rl_jax.records import Completion, Prompt
-from pipeline_rl_jax.rewards.score import ScoredCompletion, ScoringFailure
+from pipeline_rl_jax.rewards.score import ScoredCompletion
 from pipeline_rl_jax.rewards.scorer import CompletionScorer
 
 
@@ -21,13 +22,18 @@ class Evaluation:
     """What one pass over the evaluation set found."""
 
     num_prompts: int
-    accuracy: float  # share answered right; a completion that could not be scored counts as wrong
+    # Share answered right; a completion that could not be scored counts as wrong. None where the
+    # reward has no component "correctness", and nothing is right or wrong.
+    accuracy: float | None
+    mean_reward: float  # of those that could be scored; NaN when none could
     mean_tokens: float
     truncated_share: float
 
     def metrics(self) -> dict[str, float]:
+        accuracy = {} if self.accuracy is None else {"evaluation/accuracy_share": self.accuracy}
         return {
-            "evaluation/accuracy_share": self.accuracy,
+            **accuracy,
+            "evaluation/mean_reward": self.mean_reward,
             "evaluation/mean_tokens": self.mean_tokens,
             "evaluation/truncated_share": self.truncated_share,
         }
@@ -50,10 +56,13 @@ async def score_all(completions: Sequence[Completion], scorer: CompletionScorer)
     if not completions:
         raise ValueError("evaluation.num_prompts: there is no prompt to evaluate on")
     scores = await asyncio.gather(*(scorer.score(completion) for completion in completions))
-    right = sum(_correct(score) for score in scores)
+    scored = [score for score in scores if isinstance(score, ScoredCompletion)]
+    rewards = [score.reward for score in scored]
+    judged = [score.correct for score in scored if score.correct is not None]
     return Evaluation(
         num_prompts=len(completions),
-        accuracy=right / len(completions),
+        accuracy=None if len(judged) < len(scored) else sum(judged) / len(completions),
+        mean_reward=sum(rewards) / len(rewards) if rewards else math.nan,
         mean_tokens=sum(c.num_tokens for c in completions) / len(completions),
         truncated_share=sum(c.stop_reason.truncated for c in completions) / len(completions),
     )
@@ -86,7 +95,3 @@ class GreedyEvaluator:
 
     async def grade(self, completions: Sequence[Completion]) -> Evaluation:
         return await score_all(completions, self._scorer)
-
-
-def _correct(score: ScoredCompletion | ScoringFailure) -> float:
-    return score.correct if isinstance(score, ScoredCompletion) else 0.0

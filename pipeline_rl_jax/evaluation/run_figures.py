@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -57,6 +58,10 @@ class RunFigures:
     train_tokens_per_second: float | None  # while in train_step, after warm-up
     completion_mean_tokens: float | None
     completion_max_tokens: float | None
+    scoring_idle_share: float | None  # of a reward model with devices of its own, after warm-up
+    read_ahead_share: float | None  # of the tokens it read, those read before a completion's end
+    deferred_once_share: float | None  # of the groups trained on, those put off by one step
+    deferred_longer_share: float | None  # by more steps
 
 
 def training_rows(lines: Sequence[Metrics]) -> list[Metrics]:
@@ -115,6 +120,13 @@ def run_figures(
         ),
         completion_mean_tokens=_weighted(rows, "completion/mean_tokens"),
         completion_max_tokens=_max(rows, "completion/max_tokens"),
+        scoring_idle_share=_weighted(steady, "scoring/idle_share", by=_STEP_SECONDS),
+        read_ahead_share=_ratio(
+            _sum(steady, "scoring/streamed_tokens"),
+            _sum(steady, "scoring/streamed_tokens") + _sum(steady, "scoring/final_tokens"),
+        ),
+        deferred_once_share=_deferred_share(rows[-1], lambda steps: steps == 1),
+        deferred_longer_share=_deferred_share(rows[-1], lambda steps: steps > 1),
     )
 
 
@@ -187,6 +199,16 @@ def _warmup_end(rows: Sequence[Metrics], warmup_steps: int) -> float:
 
 def _end(rows: Sequence[Metrics]) -> float:
     return rows[-1]["run/train_seconds"]
+
+
+def _deferred_share(last: Metrics, counts: Callable[[int], bool]) -> float | None:
+    """From the histogram since the start, which every line of schedule `oppo` has."""
+    found = {
+        int(match[1]): value
+        for name, value in last.items()
+        if (match := re.fullmatch(r"overcommit/deferred_(\d+)_steps_groups", name)) and value
+    }
+    return _ratio(sum(n for steps, n in found.items() if counts(steps)), sum(found.values()))
 
 
 def _value(key: str) -> Callable[[Metrics], float]:

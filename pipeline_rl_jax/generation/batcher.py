@@ -104,6 +104,7 @@ class ContinuousBatcher:
             engine.max_concurrent_decodes, settings.min_slots, parts=engine.mesh.shape["data"]
         )
         self._last_version: int | None = None
+        self.chunk_tokens = settings.tokens_per_chunk  # K of the next chunk; may be set
         self._chunks: list[Chunk] | None = [] if emit_chunks else None
         self.counts = BatcherCounts()
 
@@ -159,7 +160,9 @@ class ContinuousBatcher:
             return []
         self._reserve_cache()
         with span("decode_chunk"):
-            self._state, result = self._engine.generate(weights.params, self._state)
+            self._state, result = self._engine.generate(
+                weights.params, self._state, max_steps=self.chunk_tokens
+            )
             result = result.fetch()
         return self._harvest(result, weights.version)
 
@@ -282,7 +285,7 @@ class ContinuousBatcher:
     def _reserve_cache(self) -> None:
         """Room for the next chunk; a cache twice too large for all that is live is cut."""
         longest = max(s.length for s in self._slots if s)
-        needed = min(longest + self._settings.tokens_per_chunk, self._context)
+        needed = min(longest + self.chunk_tokens, self._context)
         bucket = self._cache_bucket(needed)
         if bucket > self._cache_tokens or 2 * bucket < self._cache_tokens:
             self._resize(bucket)

@@ -97,9 +97,13 @@ class Engine(Protocol):
         ...
 
     def generate(
-        self, params: Params, decode_state: DecodeState
+        self, params: Params, decode_state: DecodeState, *, max_steps: int | None = None
     ) -> tuple[DecodeState, ResultTokens]:
-        """Up to K tokens for every live slot; ends early when none is live any more."""
+        """Up to K tokens for every live slot; ends early when none is live any more.
+
+        K is `max_steps`, at most what the engine was built for, which it is if not given. It is
+        not compiled in: it may change from call to call.
+        """
         ...
 
     def free_resource(self, decode_state: DecodeState, slot: int) -> DecodeState:

@@ -151,10 +151,13 @@ class TransformerEngine:
         return self._insert(decode_state, prefix, jax.device_put(arrays, self._replicated))
 
     def generate(
-        self, params: EngineParams, decode_state: DecodeState
+        self, params: EngineParams, decode_state: DecodeState, *, max_steps: int | None = None
     ) -> tuple[DecodeState, ResultTokens]:
         """Caches must have room for K further positions of every live slot: see `resize`."""
-        return self._generate(params, decode_state, self._is_stop)
+        longest = self.settings.longest_chunk
+        steps = np.int32(longest if max_steps is None else min(max_steps, longest))
+        num_steps = jax.device_put(steps, self._replicated)
+        return self._generate(params, decode_state, self._is_stop, num_steps)
 
     def free_resource(self, decode_state: DecodeState, slot: int) -> DecodeState:
         return self._free(decode_state, jax.device_put(np.int32(slot), self._replicated))
@@ -174,12 +177,12 @@ class TransformerEngine:
         return dataclasses.replace(decode_state, cache=cache)
 
     def _decode_chunk(
-        self, params: EngineParams, state: DecodeState, is_stop: jax.Array
+        self, params: EngineParams, state: DecodeState, is_stop: jax.Array, num_steps: jax.Array
     ) -> tuple[DecodeState, ResultTokens]:
-        slots, num_steps = state.tokens.shape[0], self.settings.tokens_per_chunk
+        slots, longest = state.tokens.shape[0], self.settings.longest_chunk
         written = ResultTokens(
-            token_ids=jnp.zeros((num_steps, slots), jnp.int32),
-            logprobs=jnp.zeros((num_steps, slots), jnp.float32),
+            token_ids=jnp.zeros((longest, slots), jnp.int32),
+            logprobs=jnp.zeros((longest, slots), jnp.float32),
             counts=jnp.zeros((slots,), jnp.int32),
             stopped=jnp.zeros((slots,), jnp.bool_),
         )

@@ -197,7 +197,9 @@ def _attend(
     )
     scores = jnp.where(visible[:, None, None], scores * head_width**-0.5, -jnp.inf)
     weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
-    attended = jnp.einsum("nkgcs,nksh->nckgh", weights, values, preferred_element_type=jnp.float32)
+    # In the order the product comes in: XLA's CPU cannot write bfloat16 products in another one.
+    attended = jnp.einsum("nkgcs,nksh->nkgch", weights, values, preferred_element_type=jnp.float32)
+    attended = attended.transpose(0, 3, 1, 2, 4)
     return attended.reshape(num_rows, num_queries, num_heads, head_width).astype(query.dtype)
 
 

@@ -7,7 +7,8 @@ logprobs.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,8 @@ from pipeline_rl_jax.meshes import row_sharding
 from pipeline_rl_jax.models.token_logprobs import token_logprobs
 from pipeline_rl_jax.records import PackedBatch
 from pipeline_rl_jax.settings import Settings
+
+_Scored = TypeVar("_Scored")
 
 
 class TokenRows(NamedTuple):
@@ -71,3 +74,25 @@ def score_rows(
         chunk_tokens=settings.model.logprob_chunk_tokens,
     )
     return ScoredRows(hidden, logprobs, entropies)
+
+
+def score_batch(
+    run: Callable[[TokenRows], _Scored], batch: PackedBatch, *, rows_at_once: int, mesh: Mesh
+) -> _Scored:
+    """What `run` says of the rows of a batch, as numpy arrays [R, T]; waits for it.
+
+    Rows are taken `rows_at_once` at a time, so that all batches share one compiled program; those
+    that hold nothing are left out and read 0.
+    """
+    num_rows = int(batch.num_rows)
+    placement = row_sharding(mesh)
+    parts = [
+        run(jax.device_put(TokenRows.of(batch, slice(start, start + rows_at_once)), placement))
+        for start in range(0, num_rows, rows_at_once)
+    ]
+    missing = batch.token_ids.shape[0] - len(parts) * rows_at_once
+
+    def join(*arrays: np.ndarray) -> np.ndarray:
+        return np.pad(np.concatenate(arrays), ((0, missing), (0, 0)))
+
+    return jax.tree.map(join, *jax.device_get(parts))

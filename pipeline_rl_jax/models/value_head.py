@@ -33,6 +33,15 @@ def without_value_head(params: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in params.items() if name != VALUE_HEAD}
 
 
+def values_after(
+    hidden: Float[Array, "B T D"],
+    head: Mapping[str, jax.Array],
+    mask: Bool[Array, "B T"],
+) -> Float[Array, "B T"]:
+    """h_t·w + b: the return expected of what follows token t. Float32, 0 where masked."""
+    return jnp.where(mask, _at_tokens(hidden, head), 0.0)
+
+
 def token_values(
     hidden: Float[Array, "B T D"],
     head: Mapping[str, jax.Array],
@@ -42,5 +51,8 @@ def token_values(
 
     Column 0 has nothing before it and is always 0.
     """
-    at_tokens = hidden.astype(jnp.float32) @ head["head_weight"] + head["head_bias"]
-    return jnp.where(mask, before_each_token(at_tokens), 0.0)
+    return jnp.where(mask, before_each_token(_at_tokens(hidden, head)), 0.0)
+
+
+def _at_tokens(hidden: jax.Array, head: Mapping[str, jax.Array]) -> jax.Array:
+    return hidden.astype(jnp.float32) @ head["head_weight"] + head["head_bias"]

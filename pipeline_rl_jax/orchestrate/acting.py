@@ -101,10 +101,13 @@ class Actor:
             flow.waits.add(
                 "generation", self._held_up_by, seconds * num_open / (num_open + num_live)
             )
+        with naming("scoring"):  # they begin to be read while the next chunk is decoded
+            flow.stages.scoring.read(generation.take_chunks())
         if flow.ended:
             return  # nothing will be made of them; they are counted as cancelled
         for completion in completions:
             if completion.stop_reason is StopReason.CANCELLED:
+                flow.stages.scoring.forget(completion)
                 self._lose(completion, DropReason.CANCELLED)
                 continue
             self._num_scoring += 1

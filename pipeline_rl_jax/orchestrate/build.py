@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import signal
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
@@ -17,6 +18,7 @@ from pipeline_rl_jax.evaluation.greedy import Evaluation
 from pipeline_rl_jax.models.loading import initial_params
 from pipeline_rl_jax.models.partition import param_shardings
 from pipeline_rl_jax.orchestrate import conventional, one_step_off, oppo, pipeline, plan_text
+from pipeline_rl_jax.orchestrate.chunk_sizing import ChunkSizing
 from pipeline_rl_jax.orchestrate.device_stages import (
     BatchPreprocess,
     DevicePublication,
@@ -26,13 +28,14 @@ from pipeline_rl_jax.orchestrate.device_stages import (
 )
 from pipeline_rl_jax.orchestrate.failures import StageFailure
 from pipeline_rl_jax.orchestrate.flow import Plan
+from pipeline_rl_jax.orchestrate.frozen_models import FrozenModels, load_frozen_models
 from pipeline_rl_jax.orchestrate.observing import Hooks, Outlets, RunObserver
 from pipeline_rl_jax.orchestrate.parts import Parts, build_parts
+from pipeline_rl_jax.orchestrate.scoring_measures import ScoringMeasures
 from pipeline_rl_jax.orchestrate.stages import RunReport, Stages
 from pipeline_rl_jax.orchestrate.threads import StageThread
 from pipeline_rl_jax.orchestrate.totals import RunTotals
 from pipeline_rl_jax.orchestrate.utilisation import Utilisation, measure_utilisation
-from pipeline_rl_jax.preprocess.reference import ReferencePolicy
 from pipeline_rl_jax.settings import Settings, SettingsError, settings_errors
 from pipeline_rl_jax.telemetry.profile import ProfileWindow
 from pipeline_rl_jax.telemetry.progress import Progress, open_progress
@@ -42,7 +45,6 @@ from pipeline_rl_jax.telemetry.summary import format_summary, write_summary
 from pipeline_rl_jax.telemetry.workdir import Workdir, write_config
 from pipeline_rl_jax.telemetry.writer import open_writer
 from pipeline_rl_jax.trainer.state import TrainState, abstract_state, create_state
-from pipeline_rl_jax.trainer.trainer import Trainer
 
 _SCHEDULES = {
     "conventional": conventional.run,
@@ -74,7 +76,7 @@ def run(settings: Settings, *, workdir: Workdir) -> int:
             checkpoints = CheckpointStore(workdir.checkpoints, settings)
             stack.callback(checkpoints.close)
             state, resumed = _restore_or_start(parts, checkpoints)
-            reference = parts.load_reference()
+            frozen = load_frozen_models(parts, state)
         write_config(workdir, settings)
         first_step = resumed["version"] + 1 if resumed else 0
         writer = open_writer(workdir, settings.telemetry, first_step=first_step)
@@ -86,7 +88,7 @@ def run(settings: Settings, *, workdir: Workdir) -> int:
         session = Session(
             parts,
             state,
-            reference=reference,
+            frozen=frozen,
             checkpoints=checkpoints,
             profile=profile,
             outlets=Outlets(
@@ -95,6 +97,7 @@ def run(settings: Settings, *, workdir: Workdir) -> int:
                 samples=SampleWriter(settings.telemetry, workdir.samples),
             ),
             totals=RunTotals.restore(resumed["totals"]) if resumed else RunTotals(),
+            snapshots=resumed or {},
         )
         with _data_errors():
             exit_code = asyncio.run(session.run())
@@ -112,11 +115,12 @@ class Session:
         parts: Parts,
         state: TrainState,
         *,
-        reference: ReferencePolicy | None,
+        frozen: FrozenModels,
         checkpoints: CheckpointStore,
         profile: ProfileWindow,
         outlets: Outlets,
         totals: RunTotals,
+        snapshots: Mapping[str, Any],
     ) -> None:
         self._parts = parts
         self._settings = parts.settings
@@ -126,23 +130,22 @@ class Session:
         self._threads = {
             name: StageThread(name) for name in ("generation", "training", "preprocess")
         }
-        self._trainer = Trainer(
-            parts.config,
-            parts.settings,
-            optimizer=parts.optimizer,
-            mesh=parts.meshes.trainer,
-            state=state,
-        )
-        self._batcher = parts.make_batcher()
+        self._trainer = parts.make_trainer(state)
+        self._trainer.restore(snapshots.get("trainer", {}))
+        self._frozen = frozen
+        self._scoring_measures = ScoringMeasures(frozen, parts.meshes)
+        self._batcher = parts.make_batcher(emit_chunks=bool(frozen.readers.names))
+        self._chunk_sizing = ChunkSizing(self._batcher, parts.settings.generation)
+        self._chunk_sizing.restore(snapshots.get("chunk_size", {}))
         self._evaluator = parts.make_evaluator() if _evaluates(parts.settings) else None
         self._channel = parts.make_channel()
-        self._reference = reference
         self._publication = DevicePublication(
             self._channel, parts.store, trainer=self._trainer, order=parts.order
         )
         hooks = Hooks(
             generation_counts=lambda: self._batcher.counts,
             gauges=self._gauges,
+            adapt_chunks=self._chunk_sizing.after_step,
             utilisation=_measure(parts),
             evaluate=self._evaluate,
             save=self._save,
@@ -172,6 +175,7 @@ class Session:
             finally:
                 self._observer.close()
                 await self._parts.scorer.close()
+                await self._frozen.readers.close()
         self._channel.close()
         return 0 if self._stop_signal is None else 128 + self._stop_signal
 
@@ -186,6 +190,7 @@ class Session:
         steps = f"{self._trainer.version} to {schedule.num_steps}"
         self._progress.note(f"training with {schedule.name}, steps {steps}")
         self._observer.start_clock()
+        self._scoring_measures.take_metrics()  # an evaluation before is not counted
         return await _SCHEDULES[schedule.name](
             self._stages, Plan.from_settings(self._settings), stop=self._stop
         )
@@ -222,13 +227,20 @@ class Session:
     def _save(self, version: int, totals: Mapping[str, Any]) -> None:
         self._checkpoints.save(
             self._trainer.state,
-            {"version": version, "totals": dict(totals), "prompts": self._parts.prompts.snapshot()},
+            {
+                "version": version,
+                "totals": dict(totals),
+                "prompts": self._parts.prompts.snapshot(),
+                "trainer": self._trainer.snapshot(),
+                "chunk_size": self._chunk_sizing.snapshot(),
+            },
         )
 
     def _gauges(self) -> dict[str, float]:
         counters = self._parts.scorer.counters
         return {
             **self._channel.take_metrics(),
+            **self._scoring_measures.take_metrics(),
             "data/too_long_prompts": float(self._parts.prompts.num_dropped),
             **{f"rewards/{name}_completions": float(n) for name, n in counters.items()},
         }
@@ -238,12 +250,16 @@ class Session:
         return Stages(
             prompts=parts.prompts,
             generation=EngineGeneration(self._batcher, threads["generation"]),
-            scoring=RewardScoring(parts.scorer),
+            scoring=RewardScoring(parts.scorer, self._frozen.readers),
             preprocess=BatchPreprocess(
-                parts.settings, threads["preprocess"], reference=self._reference
+                parts.settings, threads["preprocess"], reference=self._frozen.reference
             ),
             training=MeshTraining(
-                self._trainer, threads["training"], profile=profile, order=parts.order
+                self._trainer,
+                threads["training"],
+                profile=profile,
+                order=parts.order,
+                critic=self._frozen.critic,
             ),
             publication=self._publication,
             observer=self._observer,
@@ -280,6 +296,9 @@ def _restore_or_start(
     wanted = abstract_state(
         parts.optimizer, config=config, mesh=mesh, param_dtype=dtype, value_head=value_head
     )
+    if parts.critic is not None:
+        critic = parts.critic.abstract_state(settings, mesh=parts.meshes.critic)
+        wanted = dataclasses.replace(wanted, critic=critic)
     restored = checkpoints.restore_latest(wanted)
     if restored is not None:
         parts.prompts.restore(restored.metadata["prompts"])
@@ -292,6 +311,9 @@ def _restore_or_start(
         seed=settings.seed,
     )
     state = create_state(params, parts.optimizer, config=config, mesh=mesh, value_head=value_head)
+    if parts.critic is not None:
+        critic = parts.critic.initial_state(settings, mesh=parts.meshes.critic)
+        state = dataclasses.replace(state, critic=critic)
     return state, None
 
 

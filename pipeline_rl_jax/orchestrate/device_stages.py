@@ -1,8 +1,9 @@
 """The stages of a real run: thin adapters from the packages to the protocols of `stages.py`.
 
 Owns which thread works on which mesh: one for generation, one for training, one for preprocessing,
-in which the reference policy works too. Where several threads dispatch to the trainer's devices
-(training, publication, reference), `order` keeps them from doing so at once.
+in which the reference policy works too; models that read what is being written have threads of
+their own (`rewards/stream_readers.py`). Where several threads dispatch to the trainer's devices
+(training, publication, reference, reward model), `order` keeps them from doing so at once.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ from pipeline_rl_jax.preprocess.reference import ReferencePolicy
 from pipeline_rl_jax.preprocess.refill import RefillRule
 from pipeline_rl_jax.publication.device_channel import DeviceChannel
 from pipeline_rl_jax.publication.weight_store import PublishedWeights, WeightStore
-from pipeline_rl_jax.records import Completion, Group, PackedBatch, Prompt, Rollout
-from pipeline_rl_jax.rewards.score import ScoringFailure
+from pipeline_rl_jax.records import Chunk, Completion, Group, PackedBatch, Prompt, Rollout
+from pipeline_rl_jax.rewards.score import Score, ScoringFailure
 from pipeline_rl_jax.rewards.scorer import CompletionScorer
+from pipeline_rl_jax.rewards.stream_readers import CRITIC, REFERENCE, REWARD_MODEL, StreamReaders
+from pipeline_rl_jax.rewards.streaming import StreamedTexts
 from pipeline_rl_jax.settings import Settings
 from pipeline_rl_jax.telemetry.profile import ProfileWindow
 from pipeline_rl_jax.telemetry.spans import span
@@ -55,24 +58,48 @@ class EngineGeneration:
     async def advance(self, weights: Any) -> Sequence[Completion]:
         return await self._thread.run(self._batcher.advance, weights)
 
+    def take_chunks(self) -> Sequence[Chunk]:
+        return self._batcher.take_chunks()
+
     def cancel_all(self) -> None:
         self._batcher.cancel_all()
 
 
 class RewardScoring:
-    """`ScoringStage` over the configured reward."""
+    """`ScoringStage` over the configured reward and the models that read along.
 
-    def __init__(self, scorer: CompletionScorer) -> None:
+    `readers` are asked for every completion exactly once, `REFERENCE` among them or not.
+    """
+
+    def __init__(self, scorer: CompletionScorer, readers: StreamReaders) -> None:
         self._scorer = scorer
+        self._readers = readers
+
+    def read(self, chunks: Sequence[Chunk]) -> None:
+        self._readers.read(chunks)
 
     async def score(self, completion: Completion) -> Rollout | ScoringFailure:
         with span("reward", track="rewards"):
-            scored = await self._scorer.score(completion)
+            readouts = await self._readers.finish(completion)
+            known = {}
+            if REWARD_MODEL in readouts:
+                known[REWARD_MODEL] = Score(value=float(readouts[REWARD_MODEL]))
+            scored = await self._scorer.score(completion, known=known)
         if isinstance(scored, ScoringFailure):
             return scored
         return Rollout(
-            completion=completion, reward=scored.reward, reward_components=scored.components
+            completion=completion,
+            reward=scored.reward,
+            reward_components=scored.components,
+            reference_logprobs=readouts.get(REFERENCE),
+            values=readouts.get(CRITIC),
         )
+
+    def forget(self, completion: Completion) -> None:
+        self._readers.forget(completion)
+
+    def forget_all(self) -> None:
+        self._readers.forget_all()
 
 
 class BatchPreprocess:
@@ -124,7 +151,10 @@ class BatchPreprocess:
 
 
 class MeshTraining:
-    """`TrainingStage` over a trainer; the profiler's window opens and closes around its steps."""
+    """`TrainingStage` over a trainer; the profiler's window opens and closes around its steps.
+
+    `critic` reads completions with the critic's weights of the moment: new ones after each step.
+    """
 
     def __init__(
         self,
@@ -133,8 +163,10 @@ class MeshTraining:
         *,
         profile: ProfileWindow,
         order: contextlib.AbstractContextManager,
+        critic: StreamedTexts | None = None,
     ) -> None:
         self._trainer = trainer
+        self._critic = critic
         self._thread = thread
         self._profile = profile
         self._order = order
@@ -154,6 +186,8 @@ class MeshTraining:
             with self._order:
                 output = self._trainer.train(batch)
             metrics = output.fetch()
+        if self._critic is not None:
+            self._critic.replace_params(self._trainer.critic_params)
         seconds = time.monotonic() - start
         self._profile.after_step(step)
         num_tokens = int(np.count_nonzero(np.asarray(batch.segment_ids)))

@@ -219,6 +219,8 @@ class Flow:
     def _count_leftovers(self) -> None:
         with naming("generation"):
             self.stages.generation.cancel_all()
+        with naming("scoring"):
+            self.stages.scoring.forget_all()
         came_back, still_out = self.collector.abandon()
         left = [item for stream in self._streams for item in stream.drain()]
         self.drops.count(DropReason.CANCELLED, still_out)

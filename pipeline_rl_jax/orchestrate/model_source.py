@@ -2,11 +2,12 @@
 
 Owns the models that are made here once and kept in a cache: the converted SmolLM2, the join of its
 weights (`models/gguf_import.py`) and its tokenizer (`data/gguf_tokenizer.py`), which must not know
-each other; and the small one that `teaching.py` teaches.
+each other; and the small ones that `teaching.py` and `judge_teaching.py` teach.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -18,10 +19,12 @@ from pipeline_rl_jax.data.gguf_tokenizer import write_tokenizer_files
 from pipeline_rl_jax.models.atomic_directory import atomic_directory
 from pipeline_rl_jax.models.gguf_import import convert_gguf, smollm2_gguf_path
 from pipeline_rl_jax.models.loading import resolve_source
+from pipeline_rl_jax.orchestrate.judge_teaching import write_taught_judge
 from pipeline_rl_jax.orchestrate.teaching import write_taught_model
 
 SMOLLM2_SOURCE = "smollm2-135m"
 TAUGHT_SOURCE = "worked-sums"
+JUDGE_SOURCE = "worked-sums-judge"  # a reward model
 CACHE_VARIABLE = "PIPELINE_RL_JAX_CACHE"
 # Raise it when a conversion would come out differently: cached ones are then made again.
 CONVERTER_VERSION = 1
@@ -34,11 +37,11 @@ _LOGGER = logging.getLogger(__name__)
 def prepare_model(source: str) -> Path:
     """The directory with config.json, weights and tokenizer behind `model.source`.
 
-    `smollm2-135m` is converted, and `worked-sums` taught, once and then found in the cache,
-    `~/.cache/pipeline_rl_jax` or `$PIPELINE_RL_JAX_CACHE`. ValueError with one line when there is
-    no such model.
+    `smollm2-135m` is converted, `worked-sums` and the reward model `worked-sums-judge` are taught,
+    once and then found in the cache, `~/.cache/pipeline_rl_jax` or `$PIPELINE_RL_JAX_CACHE`.
+    ValueError with one line when there is no such model.
     """
-    if source not in (SMOLLM2_SOURCE, TAUGHT_SOURCE):
+    if source not in (SMOLLM2_SOURCE, TAUGHT_SOURCE, JUDGE_SOURCE):
         return resolve_source(source)
     directory = cache_directory() / source
     version = CONVERTER_VERSION if source == SMOLLM2_SOURCE else TEACHING_VERSION
@@ -47,9 +50,12 @@ def prepare_model(source: str) -> Path:
     if source == SMOLLM2_SOURCE:
         gguf_path = smollm2_gguf_path()  # before anything is removed
         _make_in_cache(directory, version, lambda: convert_to_directory(gguf_path, directory))
-    else:
-        _LOGGER.warning("teaching %s, some minutes, once; kept in %s", source, directory)
-        _make_in_cache(directory, version, lambda: _teach_to_directory(directory))
+        return directory
+    write: Callable[[Path], None] = write_taught_model
+    if source == JUDGE_SOURCE:
+        write = functools.partial(write_taught_judge, start=prepare_model(TAUGHT_SOURCE))
+    _LOGGER.warning("teaching %s, some minutes, once; kept in %s", source, directory)
+    _make_in_cache(directory, version, lambda: _teach_to_directory(directory, write))
     return directory
 
 
@@ -67,9 +73,9 @@ def convert_to_directory(gguf_path: Path, directory: Path) -> None:
         _write_marker(partial, CONVERTER_VERSION, gguf=gguf_path.name)
 
 
-def _teach_to_directory(directory: Path) -> None:
+def _teach_to_directory(directory: Path, write: Callable[[Path], None]) -> None:
     with atomic_directory(directory) as partial:
-        write_taught_model(partial)
+        write(partial)
         _write_marker(partial, TEACHING_VERSION)
 
 

@@ -42,6 +42,7 @@ class Hooks:
 
     generation_counts: Callable[[], BatcherCounts]
     gauges: Callable[[], Metrics]  # publication, data and reward counters, as metrics
+    adapt_chunks: Callable[..., Metrics]  # to a step's `seconds` and decoded `num_tokens`
     utilisation: Utilisation | None  # None = not asked for
     evaluate: Callable[[], Awaitable[Evaluation]]
     save: Callable[[int, Mapping[str, Any]], None]  # version, what `RunTotals.restore` takes
@@ -78,6 +79,7 @@ class RunObserver:
             **self._step_metrics(report, counts, elapsed_seconds=elapsed),
             **lag_statistics(report.groups, trained_version=report.version - 1),
             **self._hooks.gauges(),
+            **self._hooks.adapt_chunks(seconds=elapsed, num_tokens=counts.decoded_tokens),
             **take_span_totals().metrics(),
         }
         self._outlets.writer.write(report.version, metrics)
@@ -94,15 +96,13 @@ class RunObserver:
         self._outlets.progress.note(f"evaluating at step {version}")
         with span("evaluate", track="evaluation"):
             evaluation = await self._hooks.evaluate()
-        self._totals.evaluation_prompts = evaluation.num_prompts
-        self._totals.accuracy_after = evaluation.accuracy
-        if version == 0:
-            self._totals.accuracy_before = evaluation.accuracy
+        self._totals.add_evaluation(evaluation, is_first=version == 0)
         self._outlets.writer.write(version, evaluation.metrics())
-        right = round(evaluation.accuracy * evaluation.num_prompts)
-        self._outlets.progress.note(
-            f"step {version}: {right} of {evaluation.num_prompts} right (greedy)"
-        )
+        found = f"mean reward {evaluation.mean_reward:.4g}"
+        if evaluation.accuracy is not None:
+            right = round(evaluation.accuracy * evaluation.num_prompts)
+            found = f"{right} of {evaluation.num_prompts} right"
+        self._outlets.progress.note(f"step {version}: {found} (greedy)")
         return evaluation
 
     def save(self, version: int) -> None:

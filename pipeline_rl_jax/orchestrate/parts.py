@@ -24,15 +24,20 @@ from pipeline_rl_jax.models.config import ModelConfig
 from pipeline_rl_jax.models.hf_config import read_config
 from pipeline_rl_jax.models.partition import check_divisible, param_shardings
 from pipeline_rl_jax.models.transformer import abstract_params
+from pipeline_rl_jax.orchestrate.critic_model import CriticModel, find_critic
 from pipeline_rl_jax.orchestrate.model_source import prepare_model
 from pipeline_rl_jax.orchestrate.reference_model import ReferenceModel, find_reference
+from pipeline_rl_jax.orchestrate.scoring_model import ScoringModel, find_scoring_model
 from pipeline_rl_jax.preprocess.reference import ReferencePolicy
 from pipeline_rl_jax.publication.device_channel import DeviceChannel
 from pipeline_rl_jax.publication.weight_store import WeightStore
 from pipeline_rl_jax.rewards.scorer import CompletionScorer, build_scorer
 from pipeline_rl_jax.rollouts.ledger import PromptLedger
 from pipeline_rl_jax.settings import Settings
+from pipeline_rl_jax.trainer.critic import Critic
 from pipeline_rl_jax.trainer.optimizer import build_optimizer
+from pipeline_rl_jax.trainer.state import TrainState
+from pipeline_rl_jax.trainer.trainer import Trainer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -51,10 +56,18 @@ class Parts:
     store: WeightStore
     scorer: CompletionScorer
     reference: ReferenceModel | None  # only when a coefficient asks for it
+    critic: CriticModel | None  # only one with weights of its own
+    reward_model: ScoringModel | None
     # Held while a program is dispatched to the trainer's devices, by whichever thread.
     order: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+    # The same for devices beside the trainer's; one for all, for frozen models may share devices.
+    order_beside: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
-    def make_batcher(self, *, greedy: bool = False) -> ContinuousBatcher:
+    def order_of(self, mesh: jax.sharding.Mesh) -> threading.Lock:
+        """What to hold while a program is dispatched to a mesh other than generation's."""
+        return self.order if mesh is self.meshes.trainer else self.order_beside
+
+    def make_batcher(self, *, greedy: bool = False, emit_chunks: bool = False) -> ContinuousBatcher:
         """A batcher with a decode state of its own over the one engine."""
         generation = self.settings.generation
         if greedy:
@@ -66,6 +79,7 @@ class Parts:
             tokenizer=self.tokenizer,
             stop_rules=self.stop_rules,
             max_positions=self.config.max_positions,
+            emit_chunks=emit_chunks,
         )
 
     def make_evaluator(self) -> GreedyEvaluator:
@@ -86,7 +100,28 @@ class Parts:
             params,
             settings=self.settings,
             mesh=self.meshes.reference,
-            order=self.order,
+            order=self.order_of(self.meshes.reference),
+        )
+
+    def make_trainer(self, state: TrainState) -> Trainer:
+        """The trainer, and beside it the critic that is kept in its state."""
+        meshes, critic = self.meshes, None
+        if self.critic is not None:
+            assert state.critic is not None
+            critic = Critic(
+                self.critic.config,
+                self.settings,
+                optimizer=self.critic.optimizer,
+                mesh=meshes.critic,
+                state=state.critic,
+            )
+        return Trainer(
+            self.config,
+            self.settings,
+            optimizer=self.optimizer,
+            mesh=meshes.trainer,
+            state=dataclasses.replace(state, critic=None),
+            critic=critic,
         )
 
     def make_channel(self) -> DeviceChannel:
@@ -105,10 +140,14 @@ def build_parts(settings: Settings) -> Parts:
     """Reads config, tokenizer and data. ValueError, in one line, for what cannot work."""
     directory = prepare_model(settings.model.source)
     config = read_config(directory)
-    tokenizer = load_tokenizer(Path(settings.model.tokenizer or directory).expanduser())
+    tokenizer_directory = Path(settings.model.tokenizer or directory).expanduser()
+    tokenizer = load_tokenizer(tokenizer_directory)
     meshes = build_meshes(settings.meshes)
     check_fit(settings, config, meshes, tokenizer=tokenizer)
     reference = find_reference(settings, directory, policy=config, meshes=meshes)
+    reward_model = find_scoring_model(settings, tokenizer_directory, policy=config, meshes=meshes)
+    critic = find_critic(settings, directory, policy=config, meshes=meshes)
+    num_updates = settings.schedule.num_steps * settings.trainer.updates_per_step
     prompts = PromptLedger(build_prompt_stream(settings, tokenizer))
     stop_rules = StopRules(
         tokenizer,
@@ -129,13 +168,15 @@ def build_parts(settings: Settings) -> Parts:
         config=config,
         tokenizer=tokenizer,
         meshes=meshes,
-        optimizer=build_optimizer(settings.trainer, num_steps=settings.schedule.num_steps),
+        optimizer=build_optimizer(settings.trainer, num_steps=num_updates),
         prompts=prompts,
         engine=engine,
         stop_rules=stop_rules,
         store=WeightStore(prepare=convert),
         scorer=build_scorer(settings.rewards, settings.generation),
         reference=reference,
+        critic=critic,
+        reward_model=reward_model,
     )
 
 

@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 
+from pipeline_rl_jax.data.vocabulary import own_tokens
 from pipeline_rl_jax.meshes import Meshes, build_meshes
 from pipeline_rl_jax.models.config import ModelConfig
 from pipeline_rl_jax.models.hf_config import read_config
 from pipeline_rl_jax.orchestrate.model_source import prepare_model
 from pipeline_rl_jax.orchestrate.parts import check_fit
 from pipeline_rl_jax.orchestrate.reference_model import find_reference, held_dtype
+from pipeline_rl_jax.orchestrate.scoring_model import (
+    ScoringModel,
+    find_scoring_model,
+    longest_text,
+)
 from pipeline_rl_jax.settings import Settings
 from pipeline_rl_jax.settings_parsing import format_settings
 
@@ -31,12 +38,19 @@ def describe(settings: Settings) -> str:
     meshes = build_meshes(settings.meshes)
     check_fit(settings, config, meshes, tokenizer=None)
     reference = find_reference(settings, directory, policy=config, meshes=meshes)
+    actor = Path(settings.model.tokenizer or directory).expanduser()
+    reward_model = find_scoring_model(settings, actor, policy=config, meshes=meshes)
     sections = {
         "settings": format_settings(settings).splitlines(),
         "model": _model_lines(config),
+        "reward model": _reward_model_lines(settings, reward_model, meshes),
         "meshes": _mesh_lines(meshes),
         "memory per device, at most": _memory_lines(
-            settings, config, meshes, reference=reference.config if reference else None
+            settings,
+            config,
+            meshes,
+            reference=reference.config if reference else None,
+            reward_model=reward_model,
         ),
         "one step": _step_lines(settings),
     }
@@ -82,9 +96,39 @@ def trainer_bytes(
 
 
 def reference_bytes(settings: Settings, config: ModelConfig, meshes: Meshes) -> dict[str, int]:
-    """Bytes of the frozen weights on each device of the reference mesh."""
+    """Bytes of the frozen weights on each device of the reference mesh, and of what it has read."""
     parts = meshes.reference.shape["fsdp"] * meshes.reference.shape["tensor"]
-    return {"reference weights": config.num_parameters // parts * _item_bytes(held_dtype(settings))}
+    weights = config.num_parameters // parts * _item_bytes(held_dtype(settings))
+    sizes = {"reference weights": weights}
+    if settings.algorithm.reference_streaming:
+        cache = _rows_cache_values(settings, config, meshes.reference, longest=config.max_positions)
+        sizes["reference KV cache"] = cache * _item_bytes(settings.model.compute_dtype)
+    return sizes
+
+
+def scoring_bytes(
+    settings: Settings, model: ScoringModel, meshes: Meshes, *, policy: ModelConfig
+) -> dict[str, int]:
+    """Bytes of the reward model on each device of the scoring mesh, rows at their full length."""
+    parts = meshes.scoring.shape["fsdp"] * meshes.scoring.shape["tensor"]
+    weights = model.num_parameters // parts * _item_bytes(settings.reward_model.param_dtype)
+    sizes = {"reward model weights": weights}
+    if settings.reward_model.streaming:
+        longest = longest_text(settings, policy)
+        cache = _rows_cache_values(settings, model.config, meshes.scoring, longest=longest)
+        sizes["reward model KV cache"] = cache * _item_bytes(settings.reward_model.cache_dtype)
+    return sizes
+
+
+def _rows_cache_values(
+    settings: Settings, config: ModelConfig, mesh: jax.sharding.Mesh, *, longest: int
+) -> int:
+    """Keys and values of the rows of a streamed model, on each device; one row is a spare."""
+    generation, heads = settings.generation, config.num_kv_heads
+    heads = heads // mesh.shape["tensor"] if heads % mesh.shape["tensor"] == 0 else heads
+    longest = min(longest, generation.max_prompt_tokens + generation.max_new_tokens)
+    rows = settings.reward_model.rows + 1
+    return 2 * config.num_layers * rows * heads * longest * config.head_width
 
 
 def generation_bytes(settings: Settings, config: ModelConfig, meshes: Meshes) -> dict[str, int]:
@@ -113,9 +157,28 @@ def _model_lines(config: ModelConfig) -> Iterator[str]:
     )
 
 
+def _reward_model_lines(
+    settings: Settings, model: ScoringModel | None, meshes: Meshes
+) -> Iterator[str]:
+    reward_model = settings.reward_model
+    if model is None:
+        yield "none"
+        return
+    yield f"{reward_model.source}: {model.config.family}, {model.num_parameters:,} parameters"
+    own = "devices of its own" if meshes.scoring is not meshes.trainer else "the trainer's devices"
+    yield f"on {own}: {', '.join(str(device) for device in meshes.scoring.devices.ravel())}"
+    if reward_model.streaming:
+        widths = ", ".join(map(str, reward_model.chunk_widths))
+        yield f"streamed: {reward_model.rows} texts at once, {widths} tokens of each in a call"
+    else:
+        again = "" if model.tokens_of is own_tokens else ", encoded again for its own tokenizer"
+        yield f"whole texts, {reward_model.rows} at once{again}"
+    yield f"its score has weight {reward_model.weight} in the reward"
+
+
 def _mesh_lines(meshes: Meshes) -> Iterator[str]:
     for name, mesh in meshes._asdict().items():
-        if name == "reference" and mesh is meshes.trainer:
+        if name != "trainer" and mesh is meshes.trainer:
             continue
         axes = ", ".join(f"{axis}={size}" for axis, size in mesh.shape.items())
         devices = ", ".join(str(device) for device in mesh.devices.ravel())
@@ -126,7 +189,12 @@ def _mesh_lines(meshes: Meshes) -> Iterator[str]:
 
 
 def _memory_lines(
-    settings: Settings, config: ModelConfig, meshes: Meshes, *, reference: ModelConfig | None
+    settings: Settings,
+    config: ModelConfig,
+    meshes: Meshes,
+    *,
+    reference: ModelConfig | None,
+    reward_model: ScoringModel | None,
 ) -> Iterator[str]:
     sides = {
         "trainer": trainer_bytes(settings, config, meshes, reference=reference),
@@ -134,6 +202,10 @@ def _memory_lines(
     }
     if reference and meshes.reference is not meshes.trainer:
         sides["reference"] = reference_bytes(settings, reference, meshes)
+    if reward_model:
+        side = "trainer" if meshes.scoring is meshes.trainer else "scoring"
+        sizes = scoring_bytes(settings, reward_model, meshes, policy=config)
+        sides[side] = sides.get(side, {}) | sizes
     for side, sizes in sides.items():
         yield f"{side}: {sum(sizes.values()) / _GIB:.2f} GiB"
         for name, size in sizes.items():
@@ -162,6 +234,8 @@ def _step_lines(settings: Settings) -> Iterator[str]:
             f"KL to the reference ({algorithm.reference or 'the starting weights'}) in the "
             f"{algorithm.kl_in}, {algorithm.kl_coefficient} x {algorithm.kl_estimator}"
         )
+        if algorithm.reference_streaming:
+            yield "the reference reads completions while they are written"
     yield f"{schedule.num_steps} optimizer steps, schedule {schedule.name}"
     if schedule.name == "pipeline":
         yield f"at most {schedule.max_lag} steps of lag, beyond that: {schedule.beyond_max_lag}"

@@ -73,8 +73,9 @@ def find_reference(
         except ValueError as error:
             raise ValueError(str(error).replace("model.source", "algorithm.reference")) from error
         model = ReferenceModel(directory=directory, config=read_config(directory), is_start=False)
-        _check_same_tokens(model.config, settings, policy=policy)
-    _check_mesh(model.config, meshes)
+        name = f"algorithm.reference ({algorithm.reference})"
+        check_same_tokens(model.config, settings, policy=policy, name=name)
+    check_beside_mesh(model.config, meshes, name="reference")
     return model
 
 
@@ -88,8 +89,11 @@ def _itemsize(dtype: str) -> int:
     return jnp.dtype(dtype).itemsize
 
 
-def _check_same_tokens(config: ModelConfig, settings: Settings, *, policy: ModelConfig) -> None:
-    generation, name = settings.generation, f"algorithm.reference ({settings.algorithm.reference})"
+def check_same_tokens(
+    config: ModelConfig, settings: Settings, *, policy: ModelConfig, name: str
+) -> None:
+    """ValueError when a model cannot read what the policy writes; `name` is its setting."""
+    generation = settings.generation
     if config.vocabulary_size != policy.vocabulary_size:
         raise ValueError(
             f"{name} knows {config.vocabulary_size} tokens, the policy {policy.vocabulary_size}; "
@@ -104,13 +108,17 @@ def _check_same_tokens(config: ModelConfig, settings: Settings, *, policy: Model
         )
 
 
-def _check_mesh(config: ModelConfig, meshes: Meshes) -> None:
-    if meshes.reference is meshes.trainer:
+def check_beside_mesh(config: ModelConfig, meshes: Meshes, *, name: str) -> None:
+    """ValueError when a model does not divide over its mesh: the trainer's or devices of its own.
+
+    `name` is the mesh's: reference, critic.
+    """
+    mesh = getattr(meshes, name)
+    if mesh is meshes.trainer:
         check_divisible(config, meshes.trainer, section="meshes.trainer")
         return
-    num_devices = meshes.reference.size
-    if config.width % num_devices:
+    if config.width % mesh.size:
         raise ValueError(
-            f"meshes.reference_devices lists {num_devices}, which must divide the reference "
+            f"meshes.{name}_devices lists {mesh.size}, which must divide the {name} "
             f"model's width ({config.width}); list another number"
         )

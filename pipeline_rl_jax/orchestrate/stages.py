@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from pipeline_rl_jax.records import Completion, Group, PackedBatch, Prompt, Rollout
+from pipeline_rl_jax.records import Chunk, Completion, Group, PackedBatch, Prompt, Rollout
 from pipeline_rl_jax.rewards.score import ScoringFailure
 
 
@@ -61,6 +61,10 @@ class GenerationStage(Protocol):
         """
         ...
 
+    def take_chunks(self) -> Sequence[Chunk]:
+        """What was written since the last call, in order; nothing when nobody reads it."""
+        ...
+
     def cancel_all(self) -> None:
         """Frees every slot and forgets every sample; none of them comes back."""
         ...
@@ -69,8 +73,23 @@ class GenerationStage(Protocol):
 class ScoringStage(Protocol):
     """Rewards, off the decode path. Called for several completions at once."""
 
+    def read(self, chunks: Sequence[Chunk]) -> None:
+        """Begins to read what is being written; returns at once.
+
+        Each completion's chunks come in order and before it is scored or forgotten.
+        """
+        ...
+
     async def score(self, completion: Completion) -> Rollout | ScoringFailure:
         """The rollout, or why there is none: it is then dropped and counted, not trained on."""
+        ...
+
+    def forget(self, completion: Completion) -> None:
+        """A completion that will not be scored: what was kept of it is given up."""
+        ...
+
+    def forget_all(self) -> None:
+        """Nothing that is still being written or scored will be needed."""
         ...
 
 

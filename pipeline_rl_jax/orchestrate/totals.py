@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pipeline_rl_jax.evaluation.greedy import Evaluation
 from pipeline_rl_jax.generation.batcher import BatcherCounts
 from pipeline_rl_jax.records import Group
 from pipeline_rl_jax.telemetry.summary import RunSummary
@@ -31,6 +32,8 @@ class RunTotals:
     train_seconds: float = 0.0  # wall time of training, evaluation and compilation included
     accuracy_before: float | None = None
     accuracy_after: float | None = None
+    reward_before: float | None = None  # of the same evaluations
+    reward_after: float | None = None
     evaluation_prompts: int = 0
 
     @classmethod
@@ -49,6 +52,15 @@ class RunTotals:
         self.trained_tokens += metrics.get("batch/tokens", 0.0)
         self.train_busy_seconds += metrics.get("trainer/busy_seconds", 0.0)
 
+    def add_evaluation(self, evaluation: Evaluation, *, is_first: bool) -> None:
+        """Remembers the first one of all, and the newest."""
+        self.evaluation_prompts = evaluation.num_prompts
+        self.accuracy_after = evaluation.accuracy
+        self.reward_after = evaluation.mean_reward
+        if is_first:
+            self.accuracy_before = evaluation.accuracy
+            self.reward_before = evaluation.mean_reward
+
     def add_generation(self, before: BatcherCounts, now: BatcherCounts, *, seconds: float) -> None:
         """Counts what the decode loop did between two looks at its counts, `seconds` apart."""
         self.decoded_tokens += now.decoded_tokens - before.decoded_tokens
@@ -60,6 +72,8 @@ class RunTotals:
         return RunSummary(
             accuracy_before=self.accuracy_before,
             accuracy_after=self.accuracy_after,
+            reward_before=self.reward_before,
+            reward_after=self.reward_after,
             evaluation_prompts=self.evaluation_prompts,
             finished=finished,
             optimizer_steps=version,

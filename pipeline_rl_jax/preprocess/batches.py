@@ -14,9 +14,16 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from pipeline_rl_jax.algorithms.advantages import compute_advantages, zero_variance
+from pipeline_rl_jax.algorithms.dpo import choose_pairs
 from pipeline_rl_jax.algorithms.kl import host_kl_estimates
-from pipeline_rl_jax.algorithms.packing import TrainingSequence, pack, with_signals
+from pipeline_rl_jax.algorithms.packing import (
+    TrainingSequence,
+    pack,
+    with_signals,
+    with_truncated,
+)
 from pipeline_rl_jax.preprocess.statistics import batch_statistics, rollout_statistics
+from pipeline_rl_jax.preprocess.streamed_reference import streamed_reference, streamed_values
 from pipeline_rl_jax.records import Group, PackedBatch, Rollout, StopReason
 from pipeline_rl_jax.settings import AlgorithmSettings, Settings
 
@@ -60,10 +67,15 @@ def assemble(
     token. `refused` are groups turned away since the batch before; they only enter the measures.
 
     `reference_logprobs` gives those of a packed batch, [R, T], and is called when
-    `algorithm.needs_reference`. With `kl_in = "reward"` the reward of a rollout is then less
-    `kl_coefficient` · Σ_t of the estimate of KL(behaviour ‖ reference), its own tokens' sum, before
-    any baseline; which rewards are equal is decided without it. Raises ValueError when a rollout
+    `algorithm.needs_reference`, unless all rollouts came with theirs. With `kl_in = "reward"` the
+    reward of a rollout is then less `kl_coefficient` · Σ_t of the estimate of KL(behaviour ‖
+    reference), its own tokens' sum, before any baseline; which rewards are equal is decided
+    without it. Values that came with all rollouts go along. Raises ValueError when a rollout
     does not fit a row (see `packing.pack`).
+
+    What only the trainer can make is left to it: with the baseline `gae` advantages, and the KL in
+    the reward of each token; with the loss `dpo` the weight of a rollout, where `advantages` hold
+    ± the number of its pair (from 1, + is the better one) and 0 for rollouts of no pair.
     """
     algorithm, measured = settings.algorithm, [*groups, *refused]
     rollouts = [rollout for group in groups for rollout in group.rollouts]
@@ -73,12 +85,18 @@ def assemble(
     kept = np.asarray([reason is None for reason in reasons], bool)
     batch, penalties = _pack_kept(rollouts, kept, settings=settings), np.zeros(0)
     if batch is not None:
-        batch = _with_reference(batch, reference_logprobs, algorithm)
+        kept_rollouts = [rollouts[index] for index in np.flatnonzero(kept)]
+        carried = streamed_reference(kept_rollouts)
+        batch = _with_reference(batch, carried or reference_logprobs, algorithm)
+        values = streamed_values(kept_rollouts)
+        batch = dataclasses.replace(batch, values=values(batch) if values else None)
         penalties = _kl_penalties(batch, algorithm)
         signals = _learning_signals(
             rollouts, group_index, kept=kept, penalties=penalties, algorithm=algorithm
         )
         batch = with_signals(batch, **signals)
+        if algorithm.truncated == "bootstrap":
+            batch = with_truncated(batch, _cut(rollouts)[kept])
     return PreprocessResult(
         batch=batch,
         num_kept=int(kept.sum()),
@@ -174,14 +192,18 @@ def _with_reference(
     if not algorithm.needs_reference:
         return batch
     if score is None:
-        raise ValueError("algorithm.kl_coefficient needs the logprobs of a reference policy")
+        raise ValueError(
+            "algorithm.kl_coefficient and algorithm.loss (dpo) need the logprobs of a reference "
+            "policy"
+        )
     return dataclasses.replace(batch, reference_logprobs=score(batch))
 
 
 def _kl_penalties(batch: PackedBatch, algorithm: AlgorithmSettings) -> np.ndarray:
     """What the KL takes off the reward of each rollout of the batch, [B]."""
     num_sequences, mask = int(batch.num_sequences), np.asarray(batch.loss_mask)
-    if not algorithm.needs_reference or algorithm.kl_in != "reward":
+    per_token = algorithm.baseline == "gae"  # the trainer takes it off, token by token
+    if not algorithm.kl_coefficient or algorithm.kl_in != "reward" or per_token:
         return np.zeros(num_sequences)
     estimates = host_kl_estimates(
         np.asarray(batch.behaviour_logprobs)[mask],
@@ -203,6 +225,9 @@ def _learning_signals(
 ) -> dict[str, np.ndarray]:
     """Advantage and return of each kept rollout, [B]; `penalties` [B] come off the rewards."""
     rewards, taken_off = learned_rewards(rollouts, algorithm), np.zeros(len(rollouts))
+    if algorithm.loss == "dpo":
+        numbers = _pair_numbers(rewards, group_index, kept=kept, algorithm=algorithm)
+        return {"advantages": numbers[kept], "returns": rewards[kept]}
     taken_off[kept] = penalties
     advantages = compute_advantages(
         algorithm, rewards=rewards, group_index=group_index, valid=kept, penalties=taken_off
@@ -210,8 +235,31 @@ def _learning_signals(
     return {"advantages": advantages[kept], "returns": (rewards - taken_off)[kept]}
 
 
+def _pair_numbers(
+    rewards: np.ndarray, group_index: np.ndarray, *, kept: np.ndarray, algorithm: AlgorithmSettings
+) -> np.ndarray:
+    """[N]: +p at the better rollout of pair p = 1, 2 .., −p at the worse one, 0 at all others."""
+    pairs = choose_pairs(
+        rewards,
+        group_index,
+        valid=kept,
+        max_pairs=len(rewards),
+        reward_floor=algorithm.std_floor,
+    )
+    numbers = np.zeros(len(rewards))
+    order = 1.0 + np.arange(np.count_nonzero(pairs.valid))
+    numbers[pairs.winners[pairs.valid]] = order
+    numbers[pairs.losers[pairs.valid]] = -order
+    return numbers
+
+
+def _cut(rollouts: Sequence[Rollout]) -> np.ndarray:
+    """[N] bool: completions that a limit ended."""
+    return np.asarray([rollout.completion.stop_reason.truncated for rollout in rollouts], bool)
+
+
 def _penalty_statistics(penalties: np.ndarray, algorithm: AlgorithmSettings) -> dict[str, float]:
-    if not (algorithm.needs_reference and algorithm.kl_in == "reward" and penalties.size):
+    if not (algorithm.kl_coefficient and algorithm.kl_in == "reward" and penalties.size):
         return {}
     return {"reward/kl_penalty_mean": float(penalties.mean())}
 

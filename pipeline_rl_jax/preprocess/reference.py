@@ -8,6 +8,7 @@ where they are read from is in `orchestrate/reference_model.py`; what a KL to th
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,7 +17,7 @@ from jax.sharding import Mesh
 from pipeline_rl_jax.meshes import row_sharding
 from pipeline_rl_jax.models.config import ModelConfig
 from pipeline_rl_jax.models.loading import build_model
-from pipeline_rl_jax.models.packed_forward import TokenRows, score_rows
+from pipeline_rl_jax.models.packed_forward import TokenRows, score_batch, score_rows
 from pipeline_rl_jax.records import PackedBatch
 from pipeline_rl_jax.settings import Settings
 
@@ -46,23 +47,17 @@ class ReferencePolicy:
 
         self._params = params
         self._rows_at_once = settings.trainer.rows_per_micro_batch
-        self._rows = row_sharding(mesh)
-        self._score = jax.jit(score, out_shardings=self._rows)
+        self._mesh = mesh
+        self._score = jax.jit(score, out_shardings=row_sharding(mesh))
         self._order = order
 
     def logprobs(self, batch: PackedBatch) -> np.ndarray:
         """log π_ref(y_t|·) of every loss token, float32 [R, T], 0 elsewhere.
 
-        Rows are taken `trainer.rows_per_micro_batch` at a time, so that all batches share one
-        compiled program; those that hold nothing are left out. Waits for the result.
+        `trainer.rows_per_micro_batch` rows at a time; waits for the result.
         """
-        size = self._rows_at_once
-        parts = []
-        for start in range(0, int(batch.num_rows), size):
-            rows = TokenRows.of(batch, slice(start, start + size))
-            with self._order:
-                parts.append(self._score(self._params, jax.device_put(rows, self._rows)))
-        logprobs = np.zeros(batch.token_ids.shape, np.float32)
-        for index, part in enumerate(jax.device_get(parts)):
-            logprobs[index * size : (index + 1) * size] = part
-        return logprobs
+        return score_batch(self._dispatch, batch, rows_at_once=self._rows_at_once, mesh=self._mesh)
+
+    def _dispatch(self, rows: TokenRows) -> Any:
+        with self._order:
+            return self._score(self._params, rows)

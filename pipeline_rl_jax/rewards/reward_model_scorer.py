@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import dataclasses
 import queue
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -25,9 +27,12 @@ from pipeline_rl_jax.models.config import ModelConfig
 from pipeline_rl_jax.models.reward_model import build_reward_model
 from pipeline_rl_jax.records import Completion
 from pipeline_rl_jax.rewards.score import Score
+from pipeline_rl_jax.rewards.streaming import StreamCounts
+from pipeline_rl_jax.telemetry.spans import span
 
 TokensOf = Callable[[Completion], np.ndarray]  # `data/vocabulary.py`: own_tokens, encode_again
 _SHORTEST_TOKENS = 32
+_CLOSE_SECONDS = 10.0  # a thread that the device does not let go of is left behind
 
 
 class RewardModelOnDevice:
@@ -89,8 +94,16 @@ class RewardModelScorer:
         self._model = model
         self._tokens_of = tokens_of
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="reward model", daemon=True)
+        self._lock = threading.Lock()
+        self._counts = StreamCounts()
+        self._thread = threading.Thread(target=self._work, name="reward_model", daemon=True)
         self._thread.start()
+
+    @property
+    def counts(self) -> StreamCounts:
+        """A copy; nothing is streamed, so every token is read after its completion's end."""
+        with self._lock:
+            return dataclasses.replace(self._counts)
 
     async def score(self, completion: Completion) -> Score:
         token_ids = self._tokens_of(completion)
@@ -106,7 +119,7 @@ class RewardModelScorer:
     async def close(self) -> None:
         """Ends the thread after what has been asked for. Safe to call twice."""
         self._requests.put(None)
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._thread.join, _CLOSE_SECONDS)
 
     def _work(self) -> None:
         open_ = True
@@ -121,11 +134,18 @@ class RewardModelScorer:
     def _answer(self, requests: Sequence[_Request]) -> None:
         if not requests:
             return
+        texts, start = [request.token_ids for request in requests], time.monotonic()
         try:
-            scores = self._model.scores([request.token_ids for request in requests])
+            with span("score_texts"):
+                scores = self._model.scores(texts)
         except BaseException as error:  # noqa: BLE001  # it is raised where it is awaited
             for request in requests:
                 request.future.set_exception(error)
             return
+        with self._lock:
+            self._counts.busy_seconds += time.monotonic() - start
+            self._counts.final_tokens += sum(text.size for text in texts)
+            self._counts.device_calls += 1
+            self._counts.finished += len(texts)
         for request, score in zip(requests, scores, strict=True):
             request.future.set_result(float(score))

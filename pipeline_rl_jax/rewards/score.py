@@ -43,7 +43,8 @@ class ScoredCompletion:
 
     reward: float  # weighted sum of `components`
     components: Mapping[str, float]  # unweighted, by name
-    correct: float  # the correctness component: 1 right, 0 wrong; accuracy is its mean
+    # The correctness component: 1 right, 0 wrong; accuracy is its mean. None when there is none.
+    correct: float | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

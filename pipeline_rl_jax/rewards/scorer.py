@@ -53,7 +53,8 @@ class WeightedScorer:
 class CompletionScorer:
     """reward = sum of weight * component; a ScoringFailure when any component has no score.
 
-    `components` must hold "correctness". Usable from several threads and event loops at once.
+    Without a component "correctness" nothing is right or wrong, only better or worse. Usable from
+    several threads and event loops at once.
     """
 
     def __init__(
@@ -72,19 +73,29 @@ class CompletionScorer:
         with self._lock:
             return dict(self._counters)
 
-    async def score(self, completion: Completion) -> ScoredCompletion | ScoringFailure:
+    def add(self, name: str, component: WeightedScorer) -> None:
+        """One more component, before the first score: that of a model read after all checks."""
+        self._components[name] = component
+
+    async def score(
+        self, completion: Completion, *, known: Mapping[str, Score] | None = None
+    ) -> ScoredCompletion | ScoringFailure:
+        """The reward; components that are `known` already are not asked again."""
+        by_name = dict(known or {})
+        asked = [name for name in self._components if name not in by_name]
         scores = await asyncio.gather(
-            *(component.scorer.score(completion) for component in self._components.values())
+            *(self._components[name].scorer.score(completion) for name in asked)
         )
-        by_name = dict(zip(self._components, scores, strict=True))
+        by_name |= dict(zip(asked, scores, strict=True))
+        scores = [by_name[name] for name in self._components]
         self._count(*(score.event for score in scores if score.event))
         failed = next((score for score in scores if score.error), None)
         if failed is not None:
             return self._failure(failed)
         self._count("scored")
-        values = {name: score.value for name, score in by_name.items()}
+        values = {name: by_name[name].value for name in self._components}
         reward = sum(self._components[name].weight * value for name, value in values.items())
-        return ScoredCompletion(reward=reward, components=values, correct=values["correctness"])
+        return ScoredCompletion(reward=reward, components=values, correct=values.get("correctness"))
 
     async def close(self) -> None:
         """Ends worker processes and threads. Safe to call twice."""
@@ -110,8 +121,9 @@ class CompletionScorer:
 def build_scorer(settings: RewardSettings, generation: GenerationSettings) -> CompletionScorer:
     """The scorer of a run; starts the verifier's processes where they are needed.
 
-    Components: "correctness" always, "format" with a pattern, "overlong" with a buffer. Raises
-    ValueError, before anything is started, for a pattern, function or package of no use.
+    Components: "correctness" unless it is none, "format" with a pattern, "overlong" with a buffer;
+    "reward_model" is added once its weights are there. Raises ValueError, before anything is
+    started, for a pattern, function or package of no use.
     """
     kinds: set[Kind] = set()
     if settings.format_pattern:
@@ -130,8 +142,10 @@ def build_scorer(settings: RewardSettings, generation: GenerationSettings) -> Co
             deadline_seconds=settings.deadline_seconds,
             kinds=kinds,
         )
-    correctness = _build_correctness(settings, function, pool)
-    components = {"correctness": WeightedScorer(correctness, settings.correctness_weight)}
+    components = {}
+    if settings.correctness != "none":
+        correctness = _build_correctness(settings, function, pool)
+        components["correctness"] = WeightedScorer(correctness, settings.correctness_weight)
     if pool is not None and settings.format_pattern:
         scorer = FormatReward(settings.format_pattern, pool)
         components["format"] = WeightedScorer(scorer, settings.format_weight)

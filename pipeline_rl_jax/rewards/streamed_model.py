@@ -121,9 +121,15 @@ class StreamedModel:
 
         self._extend = jax.jit(extend, donate_argnums=1, out_shardings=(self._host_arrays, caches))
         self._resize = jax.jit(resized_rows, static_argnums=1, out_shardings=caches)
+        self._unstack = jax.jit(unstack_layers, static_argnums=1)
+        self.replace_params(params)
         with self._order:
-            self._params = jax.jit(unstack_layers, static_argnums=1)(params, config)
             self._cache = jax.jit(empty, out_shardings=caches)()
+
+    def replace_params(self, params: Mapping[str, Any]) -> None:
+        """Reads on with other weights, of which a copy is made; what has been read stays."""
+        with self._order:
+            self._params = self._unstack(params, self._config)
 
     @property
     def num_cache_tokens(self) -> int:

@@ -12,7 +12,8 @@ import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -87,6 +88,17 @@ class StreamedTexts:
         with self._lock:
             return len(self._texts)
 
+    @property
+    def live_keys(self) -> list[Key]:
+        """Which completions they are."""
+        with self._lock:
+            return list(self._texts)
+
+    def replace_params(self, params: Mapping[str, Any]) -> None:
+        """Reads on with other weights; what has been read stays as it was read."""
+        with self._lock:
+            self._model.replace_params(params)
+
     def extend(self, chunks: Iterable[Chunk]) -> None:
         """Reads chunks, several of one completion in their order; the prompt comes with its first.
 
@@ -109,15 +121,20 @@ class StreamedTexts:
     def finish_all(self, keys: Sequence[Key]) -> list[np.ndarray]:
         """As `finish`, for several at once, what is left of them read together."""
         with self._lock, self._busy():
-            texts = [self._text(key) for key in keys]
-            for text in texts:
+            left = {key: self._text(key) for key in keys}
+            for text in left.values():
                 text.ended = True
-            self._read([text for text in texts if text.row is not None])
-            results = [self._result(text) for text in texts]
-            for key in keys:
-                self._forget(key)
+            results: dict[Key, np.ndarray] = {}
+            while left:
+                # Rows that these give up are for those that have none yet, read together again.
+                with_row = [key for key, text in left.items() if text.row is not None]
+                self._read([left[key] for key in with_row])
+                for key in with_row or [next(iter(left))]:
+                    results[key] = self._result(left.pop(key))
+                    self._forget(key)
+                self._give_rows()
             self._counts.finished += len(keys)
-            return results
+            return [results[key] for key in keys]
 
     def cancel(self, key: Key) -> None:
         """Forgets a completion; nothing happens when it is not known."""

@@ -59,7 +59,7 @@ def _format_rollout(rollout: Rollout) -> str:
         f"reward {_short(rollout.reward)}" + (f"  ={components}" if components else ""),
         f"{completion.num_tokens} tokens, ended by {completion.stop_reason.value}",
         f"weights of step {_format_versions(completion)}",
-        f"gold answer: {prompt.answer}",
+        *([f"gold answer: {prompt.answer}"] if prompt.answer else []),
     ]
     return "\n".join([*facts, "--- prompt", prompt.text, "--- completion", completion.text, ""])
 

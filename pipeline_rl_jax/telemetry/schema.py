@@ -29,6 +29,8 @@ SPANS: Mapping[str, str] = {
     "weight_swap": "handing newer weights to the decode loop at a chunk border",
     "publish": "casting and sending the weights of a step to the generation mesh",
     "reward": "scoring a completion",
+    "score_chunk": "a model reading what is being written, and the rest of what has ended",
+    "score_texts": "a reward model reading whole texts in one device call",
     "preprocess": "packing, reference logprobs and advantages of one batch",
     "reference": "logprobs of one batch under the reference policy, until they are there",
     "train_step": "forward, backward and optimizer of one step, until its results are there",
@@ -77,6 +79,19 @@ _LEARNING: Mapping[str, Metric] = {
     "importance/clip_negative_share": Metric("share", "the same among tokens of advantage < 0"),
     "value/loss": Metric("1", "half the squared error of the value head, mean over loss tokens"),
     "value/explained_variance": Metric("1", "1 - Var(R - v) / Var(R) over loss tokens"),
+    "value/clip_share": Metric("share", "loss tokens at which algorithm.value_clip took hold"),
+    "value/learning_rate": Metric("1", "learning rate of a critic with weights of its own"),
+    "value/gradient_norm": Metric("1", "gradient norm of a critic with weights of its own"),
+    "value/mean": Metric("1", "value predicted before the updates, mean over loss tokens"),
+    "advantage/std": Metric("1", "standard deviation of the advantages before whitening"),
+    "kl_control/coefficient": Metric("1", "reward per nat of KL, in the reward of a token"),
+    "kl_control/completion_nats": Metric(
+        "nats", "KL(behaviour, reference) of a whole completion, mean: what adaptive control steers"
+    ),
+    "dpo/loss_nats": Metric("nats", "mean over pairs, before the update"),
+    "dpo/margin_nats": Metric("nats", "implicit reward of the better minus the worse, mean"),
+    "dpo/accuracy_share": Metric("share", "pairs whose better one has the larger implicit reward"),
+    "dpo/pairs": Metric("pairs", "pairs in the batch: groups with two different rewards"),
     "lag/mean_steps": Metric("steps", "optimizer steps behind, mean over loss tokens"),
     "lag/max_steps": Metric("steps", "optimizer steps behind, maximum over loss tokens"),
     "lag/in_flight_mean_steps": Metric("steps", "lag that came while the completion was written"),
@@ -138,6 +153,12 @@ _RUN: Mapping[str, Metric] = {
     "overcommit/deferred_*_steps_groups": Metric(
         "groups", "histogram of deferrals since the start"
     ),
+    "chunk_size/tokens": Metric("tokens", "most that a slot decoded between two looks, this step"),
+    "chunk_size/chosen_tokens": Metric("tokens", "the candidate fastest in the last trials"),
+    "chunk_size/*_seconds_per_token": Metric(
+        "seconds/token",
+        "a step with this candidate over its decoded tokens, median of this period",
+    ),
     "publication/version": Metric("steps", "newest weight version that is complete"),
     "publication/inflight_updates": Metric("updates", "weight swaps with live slots, so far"),
     "publication/dispatch_seconds": Metric("seconds", "host time of the last publish"),
@@ -148,8 +169,21 @@ _RUN: Mapping[str, Metric] = {
     "rewards/*_completions": Metric(
         "completions", "scored, failed or late, so far, evaluations included"
     ),
+    "scoring/streamed_tokens": Metric(
+        "tokens", "read by the reward model while their completion was written, since the last line"
+    ),
+    "scoring/final_tokens": Metric("tokens", "read by it after their completion's end"),
+    "scoring/busy_seconds": Metric("seconds", "time the reward model was at work"),
+    "scoring/seconds_per_token": Metric("seconds/token", "busy_seconds over the tokens read"),
+    "scoring/idle_share": Metric(
+        "share", "time without a reward model at work on devices of its own, of wall time"
+    ),
+    "scoring/*_tokens": Metric("tokens", "the same of another model that reads along, by its name"),
+    "scoring/*_busy_seconds": Metric("seconds", "the same of another model that reads along"),
+    "scoring/*_seconds_per_token": Metric("seconds/token", "the same of another model"),
     "data/too_long_prompts": Metric("prompts", "prompts dropped for their length, so far"),
     "evaluation/accuracy_share": Metric("share", "evaluation prompts answered right, greedy"),
+    "evaluation/mean_reward": Metric("1", "reward of an evaluation completion, mean, greedy"),
     "evaluation/truncated_share": Metric("share", "evaluation completions cut by a limit"),
     "evaluation/mean_tokens": Metric("tokens", "length of an evaluation completion, mean"),
     "run/samples": Metric("rollouts", "rollouts trained on, so far"),

@@ -21,6 +21,8 @@ class RunSummary:
 
     accuracy_before: float | None  # share of evaluation prompts answered right, greedy, step 0
     accuracy_after: float | None
+    reward_before: float | None  # mean reward of the same greedy completions
+    reward_after: float | None
     evaluation_prompts: int
     finished: bool  # False when the run was interrupted before schedule.num_steps
     optimizer_steps: int
@@ -46,14 +48,11 @@ def write_summary(workdir: Workdir, summary: RunSummary) -> None:
 
 def format_summary(summary: RunSummary) -> str:
     """The block of text at the end of a run."""
-    prompts = summary.evaluation_prompts
     end = "" if summary.finished else " (interrupted)"
-    before = _accuracy(summary.accuracy_before, prompts)
-    after = _accuracy(summary.accuracy_after, prompts)
     lag_mean = format_number(summary.lag_mean_steps)
     lag_max = format_number(summary.lag_max_steps)
     rows = [
-        ("greedy accuracy", f"{before} before, {after} after"),
+        _evaluation_row(summary),
         ("optimizer steps", f"{summary.optimizer_steps}{end} in {summary.train_seconds:.1f} s"),
         ("samples", f"{summary.samples} ({format_number(summary.samples_per_second)}/s)"),
         ("decode", f"{format_number(summary.decode_tokens_per_second)} tokens/s"),
@@ -64,6 +63,21 @@ def format_summary(summary: RunSummary) -> str:
     ]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in rows) + "\n"
+
+
+def _evaluation_row(summary: RunSummary) -> tuple[str, str]:
+    """Accuracy, or where nothing is right or wrong the mean reward."""
+    prompts = summary.evaluation_prompts
+    if summary.accuracy_after is None and summary.reward_after is not None:
+        before, after = map(_reward, (summary.reward_before, summary.reward_after))
+        return "greedy reward", f"{before} before, {after} after"
+    before = _accuracy(summary.accuracy_before, prompts)
+    after = _accuracy(summary.accuracy_after, prompts)
+    return "greedy accuracy", f"{before} before, {after} after"
+
+
+def _reward(mean: float | None) -> str:
+    return "not measured" if mean is None else f"{mean:.4g}"
 
 
 def _accuracy(share: float | None, prompts: int) -> str:

@@ -6,6 +6,7 @@ Owns the layout [M, r, T] of micro-batches and the explicit move to the devices.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import numpy as np
@@ -29,7 +30,9 @@ def place_batch(batch: PackedBatch, *, rows_per_micro_batch: int, mesh: Mesh) ->
         )
     rows, everywhere = row_sharding(mesh, row_axis=1), replicated(mesh)
 
-    def place(array: np.ndarray) -> jax.Array:
+    def place(array: Any) -> Any:
+        if array is None:
+            return None
         array = np.asarray(array)
         if array.ndim == 0:
             return jax.device_put(array, everywhere)

@@ -12,14 +12,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pipeline_rl_jax.settings import TrainerSettings
+from pipeline_rl_jax.settings import Settings, TrainerSettings
 
 
 def build_optimizer(settings: TrainerSettings, *, num_steps: int) -> optax.GradientTransformation:
     """Clip by global norm, Adam moments, decoupled weight decay, learning rate; in this order.
 
     The decay (AdamW, arXiv 1711.05101) is `-learning_rate · weight_decay · w`, on matrices and
-    embeddings only: norms and biases do not decay. `num_steps` is where the schedule ends.
+    embeddings only: norms and biases do not decay. `num_steps` is where the schedule ends, in
+    updates of the weights.
     """
     return optax.chain(
         _clip_by_global_norm(settings.max_gradient_norm),
@@ -27,6 +28,19 @@ def build_optimizer(settings: TrainerSettings, *, num_steps: int) -> optax.Gradi
         optax.add_decayed_weights(settings.weight_decay, mask=decayed),
         optax.scale_by_learning_rate(learning_rate_schedule(settings, num_steps=num_steps)),
     )
+
+
+def trainer_schedule(settings: Settings) -> optax.Schedule:
+    """Learning rate by updates so far; it ends with the last update of `schedule.num_steps`."""
+    num_updates = settings.schedule.num_steps * settings.trainer.updates_per_step
+    return learning_rate_schedule(settings.trainer, num_steps=num_updates)
+
+
+def num_updates(opt_state: optax.OptState) -> jax.Array:
+    """[] int32: updates in a state of `build_optimizer`, without those that were left out."""
+    found = jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, optax.ScaleByScheduleState))
+    (state,) = [each for each in found if isinstance(each, optax.ScaleByScheduleState)]
+    return jnp.asarray(state.count)
 
 
 def learning_rate_schedule(settings: TrainerSettings, *, num_steps: int) -> optax.Schedule:

@@ -34,7 +34,8 @@ class TrainState:
     params: dict  # nested as `trained_params` has them
     opt_state: optax.OptState
     step: Any  # [] int32, optimizer steps taken: the weight version of `params`
-    skipped_steps: Any  # [] int32, steps whose update was not finite and left out
+    skipped_steps: Any  # [] int32, updates that were not finite and left out
+    critic: TrainState | None = None  # of a critic with weights of its own, on its mesh
 
 
 def trained_params(
@@ -56,10 +57,10 @@ def create_state(
     """The state before the first step; moments are made on the mesh, sharded like `params`.
 
     Takes `params` over: they lie on the mesh as `param_shardings` has them, and their buffers are
-    given up at the first step. A value head is added to them and starts at zero.
+    given up at the first step. A value head that is not among them is added and starts at zero.
     """
     shardings = state_shardings(optimizer, config=config, mesh=mesh, value_head=value_head)
-    if value_head:
+    if value_head and VALUE_HEAD not in params:
         zeros = {
             name: np.zeros(leaf.shape, leaf.dtype)
             for name, leaf in abstract_value_head(config).items()

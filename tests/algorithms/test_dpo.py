@@ -72,9 +72,9 @@ def test_loss_and_metrics_by_hand(transform):
     )
     metrics = dpo_metrics(pairs, PAIRS["valid"])
     assert metrics["dpo/accuracy_share"] == 0.5
-    assert metrics["dpo/margin_mean"] == 0.0
+    assert metrics["dpo/margin_nats"] == 0.0
     assert metrics["dpo/pairs"] == 2.0
-    assert metrics["dpo/loss"] == pytest.approx(np.mean(pairs.loss[:2]))
+    assert metrics["dpo/loss_nats"] == pytest.approx(np.mean(pairs.loss[:2]))
 
 
 def test_at_the_reference_the_loss_is_log_two():
@@ -86,7 +86,9 @@ def test_without_a_pair_there_is_neither_loss_nor_gradient():
     nothing = {**PAIRS, "valid": np.zeros(3, bool)}
     ratios = jnp.array([1.0, 0.5, -1.0, -1.5])
     assert (
-        float(dpo_metrics(dpo_loss(ratios, **nothing, beta=BETA), nothing["valid"])["dpo/loss"])
+        float(
+            dpo_metrics(dpo_loss(ratios, **nothing, beta=BETA), nothing["valid"])["dpo/loss_nats"]
+        )
         == 0
     )
     np.testing.assert_array_equal(dpo_advantages(ratios, **nothing, beta=BETA), np.zeros(4))
@@ -95,7 +97,7 @@ def test_without_a_pair_there_is_neither_loss_nor_gradient():
 def _table_loss(table: jax.Array, token_ids: np.ndarray, reference: jax.Array) -> jax.Array:
     logprobs = _token_logprobs(table, token_ids)
     pairs = dpo_loss(log_ratios(logprobs, reference), **PAIRS, beta=BETA)
-    return dpo_metrics(pairs, PAIRS["valid"])["dpo/loss"]
+    return dpo_metrics(pairs, PAIRS["valid"])["dpo/loss_nats"]
 
 
 def _token_logprobs(table: jax.Array, token_ids: np.ndarray) -> jax.Array:

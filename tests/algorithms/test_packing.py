@@ -64,7 +64,9 @@ def test_a_batch_by_hand():
         num_sequences=4,
         num_rows=3,
     )
-    for name in PackedBatch.__dataclass_fields__:
+    assert batch.values is None
+    assert batch.truncated is None
+    for name in PackedBatch.__dataclass_fields__.keys() - {"values", "truncated"}:
         np.testing.assert_allclose(
             getattr(batch, name), getattr(expected, name), rtol=1e-6, err_msg=name
         )

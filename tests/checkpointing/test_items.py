@@ -21,6 +21,19 @@ def test_join_undoes_split():
         assert left is right
 
 
+def test_a_critic_goes_with_the_optimizer_and_not_with_the_exported_params():
+    settings = tiny_settings(algorithm={"baseline": "gae", "critic": "model"})
+    state = tiny_trainer(settings, tiny_meshes()).state
+    items = split_state(state)
+    assert not [name for name in items["params"] if "critic" in name]
+    assert items["optimizer"]["critic.params.value_head.head_weight"].shape == (32,)
+    assert "critic.opt_state.1.mu.layers.gate" in items["optimizer"]
+    joined = join_state(items, state)
+    assert jax.tree.structure(joined) == jax.tree.structure(state)
+    for left, right in zip(jax.tree.leaves(joined), jax.tree.leaves(state), strict=True):
+        assert left is right
+
+
 def test_tensors_are_described_with_the_item_they_lie_in():
     tensors = describe_tensors(tiny_trainer(tiny_settings(), tiny_meshes()).state)
     assert tensors["params.layers.gate"] == {"shape": [2, 32, 64], "dtype": "float32"}

@@ -62,6 +62,25 @@ def test_auto_falls_back_to_the_mapped_fields():
     assert choose_format(GSM8K, mapping).name == "gsm8k"
 
 
+@pytest.mark.parametrize("name", ["mapped", "auto"])
+def test_a_prompt_needs_no_answer_where_nobody_compares_one(name):
+    mapping = RecordMapping(format=name, problem_field="prompt", needs_answer=False)
+    problem = read({"prompt": " Write a poem. ", "id": 3}, mapping)
+    assert (problem.problem, problem.answer, problem.metadata) == ("Write a poem.", "", {"id": 3})
+    with pytest.raises(IncompleteRecordError, match="the problem is empty"):
+        read({"prompt": " "}, mapping)
+    with pytest.raises(ValueError, match="fit none"):
+        read({"prompt": "p"}, RecordMapping(format=name, problem_field="prompt"))
+    # A field that is named must hold something.
+    with pytest.raises(IncompleteRecordError, match="the answer is empty"):
+        read(
+            {"prompt": "p", "gold": ""},
+            RecordMapping(
+                format="mapped", problem_field="prompt", answer_field="gold", needs_answer=False
+            ),
+        )
+
+
 def test_unknown_fields_are_named_with_the_settings_to_set():
     with pytest.raises(
         ValueError, match=r"'input', 'target' fit none of gsm8k.*data\.format=mapped"

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import pytest
@@ -195,3 +196,27 @@ class TestReasoningGym:
         split = self.split("rush_hour", num_prompts=1, correctness="user")
         assert split.evaluation[0].answer == ""
         assert split.evaluation[0].metadata["reasoning_gym"]
+
+
+def test_prompts_without_answers_are_for_a_reward_model(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": f"topic {n}"}) for n in range(40)))
+    settings = make_settings(
+        data={
+            "source": "files",
+            "path": str(path),
+            "format": "mapped",
+            "problem_field": "prompt",
+        },
+        rewards={"correctness": "none"},
+        evaluation={"num_prompts": 3},
+    )
+    split = split_problems(settings)
+    assert len(split.evaluation) == 3
+    assert len(split.training) == 37
+    assert {problem.answer for problem in split.training} == {""}
+    held_out = tmp_path / "held_out.jsonl"
+    held_out.write_text(json.dumps({"prompt": "another"}))
+    own = dataclasses.replace(settings.evaluation, path=str(held_out))
+    split = split_problems(dataclasses.replace(settings, evaluation=own))
+    assert texts(split.evaluation) == ["another"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import math
 
 import pytest
 
@@ -33,7 +34,25 @@ def test_accuracy_counts_right_answers_not_rewards():
     evaluation = asyncio.run(score_all(completions([1, 2, 3, 4]), Scorer()))
     assert evaluation.accuracy == 0.5
     assert evaluation.mean_tokens == 2.5
+    assert evaluation.mean_reward == 7.0  # of the three that have one
     assert evaluation.metrics()["evaluation/accuracy_share"] == 0.5
+
+
+def test_where_nothing_is_right_or_wrong_only_the_reward_is_reported():
+    class Preference:
+        async def score(self, completion):
+            if completion.num_tokens == 3:
+                return ScoringFailure(reason="reward_model_context")
+            return ScoredCompletion(
+                reward=float(completion.num_tokens), components={}, correct=None
+            )
+
+    evaluation = asyncio.run(score_all(completions([1, 2, 3, 5]), Preference()))
+    assert evaluation.accuracy is None
+    assert evaluation.mean_reward == pytest.approx(8 / 3)
+    assert "evaluation/accuracy_share" not in evaluation.metrics()
+    failed = asyncio.run(score_all(completions([3]), Preference()))
+    assert math.isnan(failed.mean_reward)
 
 
 def test_truncated_share():

@@ -15,7 +15,15 @@ import numpy as np
 from pipeline_rl_jax.orchestrate import conventional, one_step_off, oppo, pipeline
 from pipeline_rl_jax.orchestrate.flow import Plan
 from pipeline_rl_jax.orchestrate.stages import PreparedBatch, RunReport, Stages, StepReport
-from pipeline_rl_jax.records import Completion, Group, PackedBatch, Prompt, Rollout, StopReason
+from pipeline_rl_jax.records import (
+    Chunk,
+    Completion,
+    Group,
+    PackedBatch,
+    Prompt,
+    Rollout,
+    StopReason,
+)
 from pipeline_rl_jax.rewards.score import ScoringFailure
 from pipeline_rl_jax.rollouts.ledger import PromptLedger
 from pipeline_rl_jax.settings import OvercommitSettings
@@ -92,6 +100,7 @@ class FakeGeneration:
         self.max_waiting = 0
         self._queue: collections.deque[_Sample] = collections.deque()
         self._slots: list[_Sample] = []
+        self._chunks: list[Chunk] = []
 
     @property
     def num_live(self) -> int:
@@ -111,16 +120,25 @@ class FakeGeneration:
         while self._queue and len(self._slots) < self.slots:
             self._slots.append(self._queue.popleft())
         self.max_waiting = max(self.max_waiting, len(self._queue))
+        starts = [len(sample.tokens) for sample in self._slots]
         for _ in range(self.tokens_per_chunk):
             for sample in self._slots:
                 if len(sample.tokens) < sample.length:
                     sample.tokens.append(self._token(sample, weights))
                     sample.versions.append(weights.version)
+        self._chunks += [
+            self._chunk(sample, start, weights.version)
+            for sample, start in zip(self._slots, starts, strict=True)
+        ]
         await asyncio.sleep(self.seconds(self.num_chunks))
         self.num_chunks += 1
         done = [sample for sample in self._slots if len(sample.tokens) >= sample.length]
         self._slots = [sample for sample in self._slots if len(sample.tokens) < sample.length]
         return [self._complete(sample) for sample in done]
+
+    def take_chunks(self) -> Sequence[Chunk]:
+        chunks, self._chunks = self._chunks, []
+        return chunks
 
     def cancel_all(self) -> None:
         self._slots.clear()
@@ -130,6 +148,18 @@ class FakeGeneration:
         position = len(sample.tokens)
         key = (self.seed, sample.prompt.prompt_id, sample.index, position, weights.digest)
         return int(unit(*key) * 1000)
+
+    def _chunk(self, sample: _Sample, start: int, version: int) -> Chunk:
+        ended = len(sample.tokens) >= sample.length
+        return Chunk(
+            prompt=sample.prompt,
+            sample_index=sample.index,
+            start=start,
+            token_ids=np.asarray(sample.tokens[start:], np.int32),
+            logprobs=np.zeros(len(sample.tokens) - start, np.float32),
+            weight_version=version,
+            stop_reason=StopReason.EOS if ended else None,
+        )
 
     def _complete(self, sample: _Sample) -> Completion:
         return Completion(
@@ -143,7 +173,11 @@ class FakeGeneration:
 
 
 class FakeScoring:
-    """The reward is a function of the tokens; `fails` names completions that get none."""
+    """The reward is a function of the tokens; `fails` names completions that get none.
+
+    `reading` holds the tokens of all that is being read: every completion that is scored must have
+    been read to its last token.
+    """
 
     def __init__(
         self,
@@ -155,8 +189,26 @@ class FakeScoring:
         self.fails = fails
         self.num_at_once = 0
         self.max_at_once = 0
+        self.reading: dict[tuple[int, int], list[int]] = {}
+        self.num_forgotten = 0
+
+    def read(self, chunks: Sequence[Chunk]) -> None:
+        for chunk in chunks:
+            key = (chunk.prompt.prompt_id, chunk.sample_index)
+            known = self.reading.setdefault(key, [])
+            assert chunk.start == len(known), "chunks in order, each once"
+            known += chunk.token_ids.tolist()
+
+    def forget(self, completion: Completion) -> None:
+        del self.reading[completion.prompt.prompt_id, completion.sample_index]
+        self.num_forgotten += 1
+
+    def forget_all(self) -> None:
+        self.reading.clear()
 
     async def score(self, completion: Completion) -> Rollout | ScoringFailure:
+        read = self.reading.pop((completion.prompt.prompt_id, completion.sample_index))
+        assert read == completion.token_ids.tolist(), "read to the end before it is scored"
         self.num_at_once += 1
         self.max_at_once = max(self.max_at_once, self.num_at_once)
         await asyncio.sleep(self.seconds(completion))

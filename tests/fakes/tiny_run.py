@@ -3,10 +3,14 @@
 import json
 from pathlib import Path
 
+from flax import nnx
 from ml_collections import ConfigDict
 
 from configs import quickstart
 from pipeline_rl_jax.models.hf_config import raw_config
+from pipeline_rl_jax.models.hf_export import WeightFormat
+from pipeline_rl_jax.models.hf_reward import save_reward_params
+from pipeline_rl_jax.models.reward_model import RewardModel
 from tests.fakes.tiny_engine import TINY
 from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 
@@ -16,6 +20,20 @@ def write_tiny_model(directory: Path) -> Path:
     write_tiny_tokenizer(directory)
     config = raw_config(TINY, dtype="float32")
     (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def write_tiny_reward_model(directory: Path, tokenizer_of: Path, *, seed: int = 1) -> Path:
+    """A reward model with random weights, and a head that sets texts far apart."""
+    params = nnx.to_pure_dict(nnx.state(RewardModel(TINY, rngs=nnx.Rngs(seed)), nnx.Param))
+    params["score"] = 10 * params["score"]
+    save_reward_params(
+        params,
+        TINY,
+        directory=directory,
+        source=tokenizer_of,
+        weight_format=WeightFormat(dtype="float32"),
+    )
     return directory
 
 

@@ -11,6 +11,7 @@ from pipeline_rl_jax.meshes import Meshes, build_meshes
 from pipeline_rl_jax.models.config import ModelConfig
 from pipeline_rl_jax.models.loading import random_params
 from pipeline_rl_jax.models.partition import param_shardings
+from pipeline_rl_jax.models.reward_model import body_config
 from pipeline_rl_jax.records import PackedBatch
 from pipeline_rl_jax.settings import (
     GenerationMeshSettings,
@@ -18,6 +19,7 @@ from pipeline_rl_jax.settings import (
     Settings,
     TrainerMeshSettings,
 )
+from pipeline_rl_jax.trainer.critic import Critic, critic_trainer_settings
 from pipeline_rl_jax.trainer.optimizer import build_optimizer
 from pipeline_rl_jax.trainer.state import create_state
 from pipeline_rl_jax.trainer.trainer import Trainer
@@ -44,6 +46,7 @@ def tiny_meshes(
     *,
     trainer_devices: tuple[int, ...] = (0,),
     generation_devices: tuple[int, ...] = (7,),
+    critic_devices: tuple[int, ...] = (),
     trainer: tuple[int, int, int] = (1, -1, 1),
     generation: tuple[int, int] = (-1, 1),
 ) -> Meshes:
@@ -54,6 +57,8 @@ def tiny_meshes(
             trainer_devices=trainer_devices,
             generation_devices=generation_devices,
             reference_devices=(),
+            critic_devices=critic_devices,
+            scoring_devices=(),
             trainer=TrainerMeshSettings(data=trainer[0], fsdp=trainer[1], tensor=trainer[2]),
             generation=GenerationMeshSettings(data=generation[0], tensor=generation[1]),
         )
@@ -77,8 +82,9 @@ def tiny_settings(
 def tiny_trainer(
     settings: Settings, meshes: Meshes, *, config: ModelConfig = TINY, seed: int = 0
 ) -> Trainer:
-    """A trainer at step 0 with random weights."""
-    optimizer = build_optimizer(settings.trainer, num_steps=settings.schedule.num_steps)
+    """A trainer at step 0 with random weights, and other ones for its critic if it has one."""
+    num_updates = settings.schedule.num_steps * settings.trainer.updates_per_step
+    optimizer = build_optimizer(settings.trainer, num_steps=num_updates)
     params = random_params(
         config,
         seed=seed,
@@ -92,7 +98,30 @@ def tiny_trainer(
         mesh=meshes.trainer,
         value_head=settings.algorithm.learns_values,
     )
-    return Trainer(config, settings, optimizer=optimizer, mesh=meshes.trainer, state=state)
+    critic = None
+    if settings.algorithm.has_critic_model:
+        critic = tiny_critic(settings, meshes, config=config, seed=seed + 1)
+    return Trainer(
+        config, settings, optimizer=optimizer, mesh=meshes.trainer, state=state, critic=critic
+    )
+
+
+def tiny_critic(
+    settings: Settings, meshes: Meshes, *, config: ModelConfig = TINY, seed: int = 1
+) -> Critic:
+    """A critic with random weights whose value head starts at zero."""
+    body = body_config(config)
+    trainer = critic_trainer_settings(settings)
+    num_updates = settings.schedule.num_steps * trainer.updates_per_step
+    optimizer = build_optimizer(trainer, num_steps=num_updates)
+    params = random_params(
+        body,
+        seed=seed,
+        dtype=settings.model.param_dtype,
+        shardings=param_shardings(body, meshes.critic),
+    )
+    state = create_state(params, optimizer, config=body, mesh=meshes.critic, value_head=True)
+    return Critic(body, settings, optimizer=optimizer, mesh=meshes.critic, state=state)
 
 
 def tiny_batch(num_rows: int = 8, *, padded_rows: int | None = None, seed: int = 0) -> PackedBatch:

@@ -15,7 +15,7 @@ from pipeline_rl_jax.orchestrate.device_stages import (
     RewardScoring,
 )
 from pipeline_rl_jax.orchestrate.threads import StageThread
-from pipeline_rl_jax.rewards.score import ScoredCompletion, ScoringFailure
+from pipeline_rl_jax.rewards.score import Score, ScoredCompletion, ScoringFailure
 from tests.fakes.rollouts import make_completion, make_group, make_prompt
 from tests.fakes.settings import make_settings
 
@@ -45,6 +45,9 @@ class Batcher:
         self.calls.append(("advance", weights))
         return ["done"]
 
+    def take_chunks(self):
+        return ["chunk"]
+
     def cancel_all(self):
         self.calls.append("cancel")
 
@@ -54,6 +57,7 @@ def test_generation_works_in_its_thread():
     stage = EngineGeneration(batcher, StageThread("generation"))
     stage.admit(make_prompt(), 4)
     assert asyncio.run(stage.advance("weights")) == ["done"]
+    assert stage.take_chunks() == ["chunk"]
     stage.cancel_all()
     assert batcher.calls == [("admit", 4), ("advance", "weights"), "cancel"]
     assert (stage.num_open_samples, stage.num_live) == (3, 5)
@@ -64,15 +68,43 @@ def test_scores_become_rollouts_and_failures_stay_failures():
         def __init__(self, result):
             self.result = result
 
-        async def score(self, completion):
+        async def score(self, completion, *, known):
+            self.known = known
             return self.result
+
+    class Readers:
+        def __init__(self, readouts):
+            self.readouts, self.calls = readouts, []
+
+        def read(self, chunks):
+            self.calls.append(chunks)
+
+        async def finish(self, completion):
+            return self.readouts
+
+        def forget(self, completion):
+            self.calls.append(completion)
+
+        def forget_all(self):
+            self.calls.append("all")
 
     completion = make_completion(make_prompt(), [1])
     scored = ScoredCompletion(reward=0.5, components={"correctness": 1.0}, correct=1.0)
-    rollout = asyncio.run(RewardScoring(Scorer(scored)).score(completion))
+    stage = RewardScoring(Scorer(scored), Readers({}))
+    rollout = asyncio.run(stage.score(completion))
     assert (rollout.reward, dict(rollout.reward_components)) == (0.5, {"correctness": 1.0})
+    assert rollout.reference_logprobs is None
     failure = ScoringFailure(reason="gone")
-    assert asyncio.run(RewardScoring(Scorer(failure)).score(completion)) is failure
+    assert asyncio.run(RewardScoring(Scorer(failure), Readers({})).score(completion)) is failure
+    scorer, logprobs = Scorer(scored), np.full(1, -2.0, np.float32)
+    readers = Readers({"reward_model": np.float32(1.5), "reference": logprobs})
+    stage = RewardScoring(scorer, readers)
+    stage.read(["chunk"])
+    assert asyncio.run(stage.score(completion)).reference_logprobs is logprobs
+    assert scorer.known == {"reward_model": Score(value=1.5)}
+    stage.forget(completion)
+    stage.forget_all()
+    assert readers.calls == [["chunk"], completion, "all"]
 
 
 def test_preprocess_counts_what_it_leaves_out():

@@ -272,6 +272,19 @@ def test_completions_that_the_decode_loop_gives_up_are_dropped_unscored(name):
     report, _ = run_schedule(name, world, make_plan(num_steps=4))
     assert report.version == 4
     assert "no_score" not in report.dropped
-    assert report.dropped["cancelled"] >= 8
+    assert report.dropped["cancelled"] >= world.scoring.num_forgotten >= 8
+    assert not world.scoring.reading
     assert not [prompt_id for prompt_id in trained_ids(world) if prompt_id % 3 == 0]
     assert_all_accounted_for(report)
+
+
+@every_schedule
+def test_a_model_that_fails_while_it_reads_along_ends_the_run(name):
+    class Failing(FakeScoring):
+        def read(self, chunks):
+            if any(chunk.prompt.prompt_id == 5 for chunk in chunks):
+                raise RuntimeError("device lost")
+            super().read(chunks)
+
+    with pytest.raises(StageFailure, match="scoring: RuntimeError: device lost"):
+        run_schedule(name, World(scoring=Failing()), make_plan(num_steps=20))

@@ -38,7 +38,11 @@ class Recorder(SilentProgress):
 
     async def evaluate(self):
         return Evaluation(
-            num_prompts=8, accuracy=self.accuracy, mean_tokens=3.0, truncated_share=0.0
+            num_prompts=8,
+            accuracy=self.accuracy,
+            mean_reward=0.5,
+            mean_tokens=3.0,
+            truncated_share=0.0,
         )
 
     def save(self, version, totals):
@@ -59,6 +63,7 @@ def make_observer(tmp_path, **sections):
         hooks=Hooks(
             generation_counts=lambda: recorder.counts,
             gauges=dict,
+            adapt_chunks=lambda **_: {},
             utilisation=Utilisation(TINY, trainer_peak=1e9, generation_peak=1e9),
             evaluate=recorder.evaluate,
             save=recorder.save,

@@ -1,15 +1,19 @@
 """Memory estimates against hand-computed bytes."""
 
 import dataclasses
+from pathlib import Path
 
 import jax
 
+from pipeline_rl_jax.data.vocabulary import own_tokens
 from pipeline_rl_jax.meshes import build_meshes
 from pipeline_rl_jax.orchestrate.plan_text import (
     generation_bytes,
     reference_bytes,
+    scoring_bytes,
     trainer_bytes,
 )
+from pipeline_rl_jax.orchestrate.scoring_model import ScoringModel
 from tests.fakes.settings import make_settings
 from tests.fakes.tiny_engine import TINY
 
@@ -65,3 +69,31 @@ def test_generation_memory_counts_every_slot_at_full_length():
     longer = make_settings(generation={"max_prompt_tokens": 300, "max_new_tokens": 300})
     capped = generation_bytes(longer, TINY, meshes(longer))["KV cache"]
     assert capped == 2 * 2 * 64 * 2 * TINY.max_positions * 8 * 2
+
+
+def test_a_streamed_reward_model_counts_its_weights_and_all_its_rows():
+    settings = make_settings(
+        reward_model={"source": "x", "rows": 5, "cache_dtype": "float32"},
+        generation={"max_prompt_tokens": 30, "max_new_tokens": 20},
+        meshes={"scoring_devices": (2, 3)},
+    )
+    model = ScoringModel(directory=Path("x"), config=TINY, tokens_of=own_tokens)
+    sizes = scoring_bytes(settings, model, meshes(settings), policy=TINY)
+    assert sizes["reward model weights"] == 2 * ((TINY.num_parameters + TINY.width) // 2)
+    # keys and values, layers, rows and the spare one, KV heads, positions, head width, bytes
+    assert sizes["reward model KV cache"] == 2 * 2 * 6 * 2 * 50 * 8 * 4
+    whole = dataclasses.replace(
+        settings, reward_model=dataclasses.replace(settings.reward_model, streaming=False)
+    )
+    assert set(scoring_bytes(whole, model, meshes(whole), policy=TINY)) == {"reward model weights"}
+
+
+def test_a_streamed_reference_keeps_what_it_has_read():
+    settings = make_settings(
+        algorithm={"kl_coefficient": 0.1, "reference_streaming": True},
+        model={"compute_dtype": "bfloat16"},
+        reward_model={"rows": 5},
+        generation={"max_prompt_tokens": 30, "max_new_tokens": 20},
+    )
+    sizes = reference_bytes(settings, TINY, meshes(settings))
+    assert sizes["reference KV cache"] == 2 * 2 * 6 * 2 * 50 * 8 * 2

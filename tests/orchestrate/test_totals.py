@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from pipeline_rl_jax.evaluation.greedy import Evaluation
 from pipeline_rl_jax.generation.batcher import BatcherCounts
 from pipeline_rl_jax.orchestrate.totals import RunTotals
 from pipeline_rl_jax.records import Group, Rollout
@@ -66,3 +67,19 @@ def test_totals_survive_a_checkpoint():
     totals = make_totals()
     stored = json.loads(json.dumps(dataclasses.asdict(totals)))
     assert RunTotals.restore(stored) == totals
+
+
+def test_the_first_evaluation_and_the_newest_are_kept():
+    totals = RunTotals()
+    for version, (accuracy, reward) in enumerate([(0.25, 1.0), (0.5, 2.0), (None, 3.0)]):
+        evaluation = Evaluation(
+            num_prompts=8,
+            accuracy=accuracy,
+            mean_reward=reward,
+            mean_tokens=1.0,
+            truncated_share=0.0,
+        )
+        totals.add_evaluation(evaluation, is_first=version == 0)
+    summary = totals.summary(version=2, finished=True)
+    assert (summary.accuracy_before, summary.accuracy_after) == (0.25, None)
+    assert (summary.reward_before, summary.reward_after) == (1.0, 3.0)

@@ -227,3 +227,46 @@ def test_what_is_refused():
         (Group(prompt=make_prompt(), rollouts=()), None),
     ]:
         assert find_refusal(group, algorithm) is expected
+
+
+def test_gae_leaves_the_reward_and_the_kl_of_each_token_for_the_trainer():
+    algorithm = {"baseline": "gae", "kl_coefficient": 0.1, "kl_in": "reward"}
+    settings = make_settings(trainer=ROWS, algorithm=algorithm)
+    result = assemble(
+        [make_group(0, [1.0, 0.25])], settings, reference_logprobs=with_reference([5.0])
+    )
+    mask, index = result.batch.loss_mask, result.batch.sequence_index
+    np.testing.assert_array_equal(result.batch.returns[mask & (index == 0)], 1.0)
+    np.testing.assert_array_equal(result.batch.returns[mask & (index == 1)], 0.25)
+    assert np.abs(result.batch.reference_logprobs[mask]).min() > 0
+    assert result.batch.truncated is None
+
+
+def test_bootstrapping_marks_the_tokens_of_cut_completions():
+    settings = make_settings(trainer=ROWS, algorithm={"baseline": "gae", "truncated": "bootstrap"})
+    group = with_stop_reasons(
+        make_group(0, [1.0, 0.0, 0.0]),
+        StopReason.EOS,
+        StopReason.MAX_NEW_TOKENS,
+        StopReason.CONTEXT_LIMIT,
+    )
+    batch = assemble([group], settings).batch
+    np.testing.assert_array_equal(batch.truncated, batch.loss_mask & (batch.sequence_index > 0))
+
+
+def test_dpo_numbers_the_best_and_the_worst_of_each_group():
+    algorithm = {"loss": "dpo", "baseline": "none", "truncated": "mask"}
+    settings = make_settings(trainer=ROWS, algorithm=algorithm)
+    groups = [
+        make_group(0, [0.5, 1.0, 0.0]),
+        make_group(1, [1.0, 1.0]),  # a tie
+        with_stop_reasons(  # the best of all is masked
+            make_group(2, [9.0, 0.0, 1.0]),
+            StopReason.MAX_NEW_TOKENS,
+            StopReason.EOS,
+            StopReason.EOS,
+        ),
+        make_group(3, [2.0]),  # nobody to be compared with
+    ]
+    result = assemble(groups, settings, reference_logprobs=with_reference([0.0]))
+    assert advantages_by_sequence(result.batch) == [0, 1, -1, 0, 0, -2, 2, 0]

@@ -33,7 +33,12 @@ def test_everybody_gets_the_score_of_their_own_text(model, monkeypatch):
     alone = [float(model.scores([own_tokens(each)])[0]) for each in completions]
     sizes, real = [], model.scores
     monkeypatch.setattr(model, "scores", lambda texts: sizes.append(len(texts)) or real(texts))
-    scores = _score_all(RewardModelScorer(model, tokens_of=own_tokens), completions)
+    scorer = RewardModelScorer(model, tokens_of=own_tokens)
+    scores = _score_all(scorer, completions)
+    counts = scorer.counts
+    assert (counts.streamed_tokens, counts.final_tokens) == (0, sum(8 + 7 * i for i in range(5)))
+    assert (counts.finished, counts.device_calls) == (5, len(sizes))
+    assert counts.busy_seconds > 0
     assert [score.value for score in scores] == pytest.approx(alone, abs=1e-5)
     assert np.ptp(alone) > 1e-2
     assert sum(sizes) == 5

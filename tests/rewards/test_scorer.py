@@ -183,3 +183,25 @@ def test_code_is_judged_by_its_unit_tests():
         return [each.reward for each in scored]
 
     assert asyncio.run(rewards()) == [1.0, 0.0, 0.0]
+
+
+def test_a_component_that_is_known_is_not_asked_again():
+    asked = FixedScorer(Score(value=100.0))
+    scorer = CompletionScorer({"format": WeightedScorer(FixedScorer(Score(value=1.0)), 0.5)})
+    scorer.add("reward_model", WeightedScorer(asked, 2.0))
+    completion = make_text_completion("1", answer="")
+    known = {"reward_model": Score(value=-3.0)}
+    scored = asyncio.run(scorer.score(completion, known=known))
+    assert scored == ScoredCompletion(
+        reward=0.5 - 6.0, components={"format": 1.0, "reward_model": -3.0}, correct=None
+    )
+    assert asyncio.run(scorer.score(completion)).reward == 200.5
+
+
+def test_without_a_gold_answer_there_is_no_component_correctness():
+    scorer = _build(correctness="none", overlong_buffer_tokens=2)
+    scorer.add("reward_model", WeightedScorer(FixedScorer(Score(value=0.25)), 2.0))
+    scored = _score(scorer)
+    assert scored.correct is None
+    assert set(scored.components) == {"overlong", "reward_model"}
+    asyncio.run(scorer.close())

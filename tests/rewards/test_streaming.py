@@ -186,3 +186,13 @@ def test_threads_take_turns(scorer):
         thread.join()
     for number, completion in enumerate(completions):
         assert scores[number, 0] == pytest.approx(_whole(completion), abs=1e-5)
+
+
+def test_many_that_ended_without_a_row_share_what_the_first_give_up(scorer):
+    completions = [make_completion(i, prompt_tokens=4, num_tokens=8) for i in range(6)]
+    scorer.extend([cut(each, [8])[0] for each in completions])
+    calls = scorer.counts.device_calls
+    scores = scorer.finish_all([(i, 0) for i in range(6)])
+    assert [s.value for s in scores] == pytest.approx([_whole(c) for c in completions], abs=1e-5)
+    assert scorer.counts.device_calls == calls + 2  # two rows: two at a time
+    assert scorer.num_live == 0

@@ -9,6 +9,8 @@ def summary(**changes):
     values = {
         "accuracy_before": 0.43,
         "accuracy_after": 0.96,
+        "reward_before": None,
+        "reward_after": None,
         "evaluation_prompts": 100,
         "finished": True,
         "optimizer_steps": 200,
@@ -72,3 +74,9 @@ def test_an_interrupted_run_says_so():
     assert "200 (interrupted) in" in text
     assert "43/100 before, not measured after" in text
     assert "mean –, max 3 steps" in text
+
+
+def test_where_nothing_is_right_or_wrong_the_reward_is_shown():
+    preference = summary(accuracy_before=None, accuracy_after=None, reward_after=1.23456)
+    first = format_summary(preference).splitlines()[0]
+    assert first == "greedy reward      not measured before, 1.235 after"
