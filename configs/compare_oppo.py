@@ -55,7 +55,7 @@ def _base() -> ConfigDict:
     config.reward_model.weight = 0.1
     config.reward_model.streaming = False
     config.reward_model.rows = 64
-    config.reward_model.chunk_widths = (8, 32, 128)
+    config.reward_model.chunk_widths = (8, 64)
     config.reward_model.min_cache_tokens = 312
     config.reward_model.param_dtype = "float32"
     config.reward_model.compute_dtype = "float32"
@@ -71,7 +71,6 @@ def _base() -> ConfigDict:
     config.algorithm.kl_in = "reward"
     config.algorithm.kl_estimator = "k1"
     config.trainer.batch_rollouts = 32
-    config.trainer.minibatches = 2
     config.schedule.name = "oppo"
     config.schedule.overcommit.variant = "fixed"
     config.schedule.overcommit.start_groups = 0
