@@ -4,6 +4,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 WORKDIR ?= runs/quickstart
+# Processes that share the tests, file by file: most of their time is spent in XLA's compiler, which
+# has one thread.
+TEST_PROCESSES ?= 2
 
 PY := $(VENV)/bin/python
 # uv installs several times faster than pip, but does not read pip's configuration: where it finds
@@ -22,10 +25,10 @@ quickstart: $(VENV)/installed-run ## teach SmolLM2-135M to add on the CPU; figur
 	$(PY) launch/train.py --config=configs/quickstart.py --workdir=$(WORKDIR)
 
 test: $(VENV)/installed-dev ## run the tests that need minutes at most
-	$(PY) -m pytest
+	$(PY) -m pytest --numprocesses=$(TEST_PROCESSES) --dist=loadfile
 
 test-slow: $(VENV)/installed-dev ## run the slow tests too
-	$(PY) -m pytest -m "not gpu and not parity"
+	$(PY) -m pytest --numprocesses=$(TEST_PROCESSES) --dist=loadfile -m "not gpu and not parity"
 
 check: $(VENV)/installed-dev ## format, lint, types and import contracts
 	$(PY) -m ruff format --check .

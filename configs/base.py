@@ -72,6 +72,7 @@ def _meshes() -> ConfigDict:
             "generation_devices": (0,),  # disjoint from trainer_devices, or the same single device
             "reference_devices": (),  # of the reference policy, split like fsdp; () = the trainer's
             "critic_devices": (),  # of a critic=model, split like fsdp; () = the trainer's
+            "offloaded": (),  # in host memory between two uses: "reference", "reward_model" or both
             "scoring_devices": (),  # of the reward model, split like fsdp; () = the trainer's
             "trainer": ConfigDict(
                 {"data": 1, "fsdp": -1, "tensor": 1}

@@ -25,17 +25,22 @@ from pipeline_rl_jax.settings_parsing import unknown_key_problem
 _Value = TypeVar("_Value")
 _MISTAKE_EXIT_CODE = 2
 _INTERRUPTED_EXIT_CODE = 130  # what a shell reports for a program ended by Ctrl-C
+_BROKEN_PIPE_EXIT_CODE = 141  # and for one whose output nobody reads any more
 _CONFIG = re.compile(r"--?config(=(?P<file>.*))?", re.DOTALL)
-_OVERRIDE = re.compile(r"--?(no)?config\.(?P<path>[^=]+)(=(?P<value>.*))?", re.DOTALL)
+_OVERRIDE = re.compile(r"--?(no)?config\.(?P<path>[^=]*)(=(?P<value>.*))?", re.DOTALL)
 _HELP = ("--help", "-help", "-h", "--helpfull", "-helpfull")
 _TYPE_WORDS = {bool: "True or False", int: "a whole number", float: "a number"}
 
 
 def define_config() -> flags.FlagHolder[Any]:
     """The flag `--config=FILE`, whose every key `--config.section.key=value` overrides."""
-    return config_flags.DEFINE_config_file(
-        "config", None, "Config file, for example configs/quickstart.py.", lock_config=True
-    )
+    try:
+        return config_flags.DEFINE_config_file(
+            "config", None, "Config file, for example configs/quickstart.py.", lock_config=True
+        )
+    except (flags.CantOpenFlagFileError, UnicodeDecodeError) as error:
+        # The definition already looks for --config in the files that --flagfile names.
+        _exit_with_problems(SettingsError(_flag_file_problem(error)))
 
 
 def run_main(main: Callable[[], int | None]) -> NoReturn:
@@ -48,9 +53,10 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
         read_flags(sys.argv)
         exit_code = main()
     except SettingsError as error:
-        for problem in error.problems:
-            print(f"error: {problem}", file=sys.stderr)
-        sys.exit(_MISTAKE_EXIT_CODE)
+        _exit_with_problems(error)
+    except BrokenPipeError:  # whoever read the output has enough of it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _exit_at_once(_BROKEN_PIPE_EXIT_CODE)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         _exit_at_once(_INTERRUPTED_EXIT_CODE)
@@ -58,6 +64,17 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
         traceback.print_exc()
         _exit_at_once(1)
     sys.exit(exit_code)
+
+
+def _exit_with_problems(error: SettingsError) -> NoReturn:
+    for problem in error.problems:
+        print(f"error: {problem}", file=sys.stderr)
+    _exit_at_once(_MISTAKE_EXIT_CODE)  # some mistakes show in the middle of a run
+
+
+def _flag_file_problem(error: Exception) -> str:
+    reason = str(error).removeprefix("ERROR:: ")
+    return " ".join(f"--flagfile cannot be read: {reason}".split())
 
 
 def _exit_at_once(exit_code: int) -> NoReturn:
@@ -73,7 +90,7 @@ def _exit_at_once(exit_code: int) -> NoReturn:
 
 def required(flag: flags.FlagHolder[_Value | None], *, example: str) -> _Value:
     """The value of a flag. Raises `SettingsError` when it was not given or is empty."""
-    if not flag.value:
+    if flag.value is None or flag.value == "":
         raise SettingsError(f"--{flag.name} is missing; for example --{flag.name}={example}")
     return flag.value
 
@@ -147,15 +164,27 @@ def _config_argument(argv: Sequence[str]) -> tuple[str | None, int]:
 def _override_problems(overrides: Sequence[re.Match[str]], config: ConfigDict) -> Iterator[str]:
     for match in overrides:
         path = match["path"]
+        if not path:
+            yield f"{match[0]} names no setting; write --config.section.key=value"
+            continue
         value = _find(config, path)
         if value is _ABSENT:
-            yield unknown_key_problem(path)
+            yield unknown_key_problem(path, list(_paths(config)))
         elif isinstance(value, ConfigDict):
             key = next(iter(value), "key")
             yield f"{path} is a section; set one of its keys, for example --config.{path}.{key}=…"
 
 
 _ABSENT = object()
+
+
+def _paths(config: ConfigDict, prefix: str = "") -> Iterator[str]:
+    """The dotted path of every value in a config."""
+    for key in config:
+        if isinstance(config[key], ConfigDict):
+            yield from _paths(config[key], f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
 
 
 def _find(config: ConfigDict, path: str) -> Any:

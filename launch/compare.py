@@ -20,6 +20,7 @@ from absl import flags
 import search_path
 from command_line import define_config, required, run_main
 from pipeline_rl_jax.orchestrate.comparison import (
+    Comparison,
     Run,
     changed_settings,
     parse_comparison,
@@ -27,7 +28,8 @@ from pipeline_rl_jax.orchestrate.comparison import (
 )
 from pipeline_rl_jax.orchestrate.comparison_report import write_report
 from pipeline_rl_jax.orchestrate.comparison_runs import ChildPlan, ChildRunner, read_outcome
-from pipeline_rl_jax.telemetry.workdir import open_workdir
+from pipeline_rl_jax.telemetry.progress import print_line
+from pipeline_rl_jax.telemetry.workdir import alone_in, open_workdir
 
 _CONFIG = define_config()
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory for the runs, the table and the plots.")
@@ -43,13 +45,18 @@ def main() -> int:
     if _DRY_RUN.value:
         _print_plan(runs)
         return 0
-    workdir = open_workdir(required(_WORKDIR, example="runs/compare")).root
+    opened = open_workdir(required(_WORKDIR, example="runs/compare"))
+    with alone_in(opened):
+        return _compare(comparison, runs, workdir=opened.root)
+
+
+def _compare(comparison: Comparison, runs: Sequence[Run], *, workdir: Path) -> int:
     for run in comparison.runs:  # before hours are spent: one table, one set of settings
         read_outcome(run, workdir / run.name)
 
     missing = [run for run in runs if not _is_complete(run, workdir)]
     stopped = _run_all(missing, workdir, max_seconds=comparison.max_seconds)
-    print(write_report(comparison, workdir), end="", flush=True)
+    print_line(write_report(comparison, workdir).removesuffix("\n"))
     if stopped:
         return _STOPPED
     return 0 if all(_is_complete(run, workdir) for run in runs) else _FAILED
@@ -57,16 +64,18 @@ def main() -> int:
 
 def _run_all(runs: Sequence[Run], workdir: Path, *, max_seconds: float) -> bool:
     """Runs them in turn; True when Ctrl-C or SIGTERM ended this early."""
-    runner = ChildRunner(ChildPlan(command=_train_command, max_seconds=max_seconds, show=_show))
+    runner = ChildRunner(
+        ChildPlan(command=_train_command, max_seconds=max_seconds, show=print_line)
+    )
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: runner.stop())
     for place, run in enumerate(runs, 1):
         if runner.stopped:
             break
-        _show(f"{run.name} ({place} of {len(runs)})")
+        print_line(f"{run.name} ({place} of {len(runs)})")
         outcome = runner.run(run, workdir / run.name)
         if outcome is not None and not outcome.complete:
-            _show(f"{run.name} failed with exit code {outcome.exit_code}")
+            print_line(f"{run.name} failed with exit code {outcome.exit_code}")
     return runner.stopped
 
 
@@ -91,10 +100,6 @@ def _print_plan(runs: Sequence[Run]) -> None:
             run, [other for other in runs if other is not run]
         ).items():
             print(f"  {path} = {value!r}")
-
-
-def _show(line: str) -> None:
-    print(line, flush=True)
 
 
 if __name__ == "__main__":

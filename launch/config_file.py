@@ -10,25 +10,10 @@ import importlib.util
 import traceback
 from pathlib import Path
 
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, FrozenConfigDict
 
 import search_path
 from pipeline_rl_jax.settings import SettingsError
-
-# A config file is a program: whatever goes wrong in it is for its author to mend.
-_PROGRAM_ERRORS = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    ImportError,
-    LookupError,
-    NameError,
-    OSError,
-    RuntimeError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-)
 
 
 def load_config(flag_value: str) -> ConfigDict:
@@ -54,14 +39,28 @@ def load_config(flag_value: str) -> ConfigDict:
         config = module.get_config(*arguments)
     except SettingsError:
         raise
-    except _PROGRAM_ERRORS as error:
+    except (Exception, SystemExit) as error:  # it is a program: for its author to mend
         raise SettingsError(_program_problem(path, error)) from error
+    _check_config(path, config)
+    return config
+
+
+def _check_config(path: Path, config: object) -> None:
     if not isinstance(config, ConfigDict):
         raise SettingsError(
             f"--config ({path}): get_config() must return a ConfigDict, not "
             f"{type(config).__name__}; start from configs/base.py"
         )
-    return config
+    if isinstance(config, FrozenConfigDict):
+        raise SettingsError(
+            f"--config ({path}): get_config() must return a ConfigDict, which flags can change, "
+            "not a FrozenConfigDict; return ConfigDict(config)"
+        )
+    if not config:
+        raise SettingsError(
+            f"--config ({path}): get_config() returns an empty ConfigDict; start from "
+            "configs/base.py"
+        )
 
 
 def _missing_file_problem(path: Path) -> str:
@@ -83,7 +82,8 @@ def _program_problem(path: Path, error: BaseException) -> str:
     text = f"{type(error).__name__}: {error}"
     where = str(path)
     if isinstance(error, SyntaxError):
-        where = f"{error.filename or path}, line {error.lineno}"
+        place = f", line {error.lineno}" if error.lineno else ""
+        where = f"{error.filename or path}{place}"
         text = f"SyntaxError: {error.msg}"
     else:
         frames = [

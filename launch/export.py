@@ -8,12 +8,13 @@ defaults are those of the model the run started from.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from absl import flags
 
 from command_line import required, run_main
-from pipeline_rl_jax.settings import SettingsError, settings_errors
+from pipeline_rl_jax.settings import Settings, SettingsError, settings_errors
 from pipeline_rl_jax.telemetry.workdir import Workdir, read_config
 
 _DTYPES = ("bfloat16", "float16", "float32")
@@ -40,10 +41,20 @@ def main() -> None:
 
     with settings_errors():
         require_free(output)
-        settings = read_config(workdir)
+        settings = _read_settings(workdir)
         params = restore_params(workdir.checkpoints, _STEP.value)
         export_params(params, settings.model, directory=output, dtype=_DTYPE.value)
     print(f"wrote {output}")
+
+
+def _read_settings(workdir: Workdir) -> Settings:
+    try:
+        return read_config(workdir)
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise SettingsError(
+            f"--workdir ({workdir.root}) holds a config.json that is not JSON ({error}); the same "
+            "training command writes it anew"
+        ) from error
 
 
 if __name__ == "__main__":

@@ -11,12 +11,11 @@ held-out pairs before and after.
 
 from __future__ import annotations
 
-import functools
-
 from absl import flags
 
 from command_line import define_config, required, run_main
-from pipeline_rl_jax.telemetry.workdir import open_workdir
+from pipeline_rl_jax.telemetry.progress import print_line
+from pipeline_rl_jax.telemetry.workdir import alone_in, disk_errors, open_workdir
 
 _CONFIG = define_config()
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory for the model and the figures.")
@@ -32,7 +31,8 @@ def main() -> None:
 
     settings = parse_reward_training(config)
     workdir = open_workdir(required(_WORKDIR, example="runs/reward"))
-    run_reward_training(settings, workdir=workdir, show=functools.partial(print, flush=True))
+    with disk_errors(workdir), alone_in(workdir):
+        run_reward_training(settings, workdir=workdir, show=print_line)
 
 
 if __name__ == "__main__":

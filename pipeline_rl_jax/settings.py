@@ -72,6 +72,7 @@ class MeshSettings:
     generation_devices: tuple[int, ...]
     reference_devices: tuple[int, ...]
     critic_devices: tuple[int, ...]
+    offloaded: tuple[str, ...]
     scoring_devices: tuple[int, ...]
     trainer: TrainerMeshSettings
     generation: GenerationMeshSettings

@@ -207,6 +207,8 @@ def _check_template(settings: Settings) -> Iterator[str]:
             f"data.prompt_format ({data.prompt_format!r}) must hold {{problem}} and no other "
             "field; write other braces twice"
         )
+    elif problem := _format_problem(data.prompt_format):
+        yield f"data.prompt_format ({data.prompt_format!r}) cannot be filled in: {problem}"
     if data.template == "few_shot" and not data.few_shot_examples:
         yield (
             "data.few_shot_examples () must hold at least one when data.template is few_shot; "
@@ -218,6 +220,14 @@ def _check_template(settings: Settings) -> Iterator[str]:
                 f"data.few_shot_examples[{index}] ({example!r}) must separate problem and answer; "
                 'write "problem ||| answer"'
             )
+
+
+def _format_problem(prompt_format: str) -> str:
+    try:
+        prompt_format.format(problem="text")
+    except (ValueError, LookupError) as error:
+        return f"{error}; write plain {{problem}}"
+    return ""
 
 
 def _check_prompts_and_rows(settings: Settings) -> Iterator[str]:

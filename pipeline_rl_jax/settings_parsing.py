@@ -11,7 +11,7 @@ import difflib
 import functools
 import math
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from ml_collections import ConfigDict
@@ -37,7 +37,7 @@ def parse_settings(config: ConfigDict | Mapping[str, Any]) -> Settings:
     """
     values = config.to_dict() if isinstance(config, ConfigDict) else config
     problems: list[str] = []
-    settings = _parse_section(Settings, values, "", problems)
+    settings = _parse_section(Settings, values, "", problems, known=setting_paths())
     if problems:
         raise SettingsError(*problems)
     problems = find_problems(settings)
@@ -50,7 +50,8 @@ def parse_section(section_type: type[_Section], values: ConfigDict | Mapping[str
     """Frozen dataclasses other than `Settings`, read by the same rules; constraints unchecked."""
     problems: list[str] = []
     plain = values.to_dict() if isinstance(values, ConfigDict) else values
-    section = _parse_section(section_type, plain, "", problems)
+    known = tuple(_leaf_paths(section_type, ""))
+    section = _parse_section(section_type, plain, "", problems, known=known)
     if problems:
         raise SettingsError(*problems)
     return section
@@ -77,21 +78,23 @@ def setting_paths() -> tuple[str, ...]:
     return tuple(_leaf_paths(Settings, ""))
 
 
-def unknown_key_problem(path: str) -> str:
+def unknown_key_problem(path: str, known: Sequence[str] = ()) -> str:
     """The line for a key that is no setting, with the likeliest one that is.
+
+    `known` are the dotted paths of all settings there are; none = those of a run.
 
     >>> unknown_key_problem("trainer.learnin_rate")
     'trainer.learnin_rate is not a setting; did you mean trainer.learning_rate?'
     """
     section, _, key = path.rpartition(".")
-    leaves = {known: known.rpartition(".")[2] for known in setting_paths()}
-    misplaced = [known for known, leaf in leaves.items() if leaf == key]
-    siblings = [known for known in leaves if known.rpartition(".")[0] == section]
+    leaves = {each: each.rpartition(".")[2] for each in known or setting_paths()}
+    misplaced = [each for each, leaf in leaves.items() if leaf == key]
+    siblings = [each for each in leaves if each.rpartition(".")[0] == section]
     near = difflib.get_close_matches(path, siblings, n=1, cutoff=0.8)
     likely = near or misplaced or difflib.get_close_matches(path, leaves, n=1, cutoff=0.7)
     if likely:
         return f"{path} is not a setting; did you mean {' or '.join(likely[:3])}?"
-    where, names = _nearest_section(section)
+    where, names = _nearest_section(section, leaves)
     return f"{path} is not a setting; {where or 'the top level'} has {', '.join(names)}"
 
 
@@ -103,25 +106,27 @@ def _leaf_paths(section_type: type, path: str) -> Iterator[str]:
             yield _join(path, name)
 
 
-def _nearest_section(path: str) -> tuple[str, list[str]]:
+def _nearest_section(path: str, known: Iterable[str]) -> tuple[str, list[str]]:
     """The deepest section that exists along a path, and the names in it."""
-    section_type, found = Settings, ""
-    for name in path.split("."):
-        annotation = typing.get_type_hints(section_type).get(name)
-        if not dataclasses.is_dataclass(annotation):
-            break
-        section_type, found = typing.cast(type, annotation), _join(found, name)
-    return found, list(typing.get_type_hints(section_type))
+    while path and not any(each.startswith(f"{path}.") for each in known):
+        path = path.rpartition(".")[0]
+    prefix = f"{path}." if path else ""
+    below = (each.removeprefix(prefix) for each in known if each.startswith(prefix))
+    return path, list(dict.fromkeys(name.partition(".")[0] for name in below))
 
 
-def _parse_section(section_type: type, values: Any, path: str, problems: list[str]) -> Any:
+def _parse_section(
+    section_type: type, values: Any, path: str, problems: list[str], *, known: Sequence[str]
+) -> Any:
     """An instance of `section_type`, or None when a problem was noted."""
     hints = typing.get_type_hints(section_type)
     if not isinstance(values, Mapping):
         problems.append(f"{path} ({values!r}) must be a section with {', '.join(hints)}")
         return None
     num_problems = len(problems)
-    problems.extend(unknown_key_problem(_join(path, key)) for key in values if key not in hints)
+    problems.extend(
+        unknown_key_problem(_join(path, key), known) for key in values if key not in hints
+    )
     parsed = {}
     for name, annotation in hints.items():
         full_path = _join(path, name)
@@ -129,7 +134,7 @@ def _parse_section(section_type: type, values: Any, path: str, problems: list[st
             problems.append(f"{full_path} is missing; start from configs/base.py, which has it")
         elif dataclasses.is_dataclass(annotation):
             section = typing.cast(type, annotation)
-            parsed[name] = _parse_section(section, values[name], full_path, problems)
+            parsed[name] = _parse_section(section, values[name], full_path, problems, known=known)
         else:
             parsed[name] = _parse_value(annotation, values[name], full_path, problems)
     return section_type(**parsed) if len(problems) == num_problems else None

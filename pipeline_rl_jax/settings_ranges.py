@@ -5,8 +5,11 @@ Owns minima and maxima. What sections demand of each other is in `settings_check
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import operator
 from collections.abc import Iterator
+from typing import Any
 
 from pipeline_rl_jax.settings import Settings
 
@@ -90,7 +93,21 @@ _ABOVE_ZERO = (
     "trainer.max_gradient_norm",
     "schedule.deadline_seconds",
 )
-_MAX_SEED = 2**32 - 1  # what both numpy and Grain accept
+# Bounds from above, which infinity turns off.
+_MAY_BE_INFINITE = ("algorithm.importance_clamp", "algorithm.clip_high", "algorithm.is_highest")
+_AT_MOST = {
+    "seed": 2**32 - 1,  # what both numpy and Grain accept
+    "rewards.num_workers": 1024,
+    "meshes.virtual_devices": 512,  # beyond that XLA takes minutes to start
+}
+
+
+_MAX_WHOLE = 2**31 - 1  # of every other whole number: what devices count with
+_BEYOND_DEVICES = (
+    "rewards.code_memory_bytes",
+    "data.arithmetic.min_operand",
+    "data.arithmetic.max_operand",
+)
 
 
 def find_range_problems(settings: Settings) -> Iterator[str]:
@@ -99,6 +116,10 @@ def find_range_problems(settings: Settings) -> Iterator[str]:
     def value(path: str) -> float:
         return operator.attrgetter(path)(settings)
 
+    beyond = list(_find_beyond(settings))
+    if beyond:
+        yield from beyond
+        return
     for path in _AT_LEAST_ONE:
         if value(path) < 1:
             yield f"{path} ({value(path)}) must be at least 1"
@@ -116,7 +137,27 @@ def find_range_problems(settings: Settings) -> Iterator[str]:
             yield f"{path} ({value(path)}) must be at least 0 and below 1"
     if not 0 < settings.generation.top_p <= 1:
         yield f"generation.top_p ({settings.generation.top_p}) must be above 0 and at most 1 (off)"
-    if settings.seed > _MAX_SEED:
-        yield f"seed ({settings.seed}) must be at most {_MAX_SEED}"
     if 0 < settings.algorithm.dual_clip <= 1 or settings.algorithm.dual_clip < 0:
         yield f"algorithm.dual_clip ({settings.algorithm.dual_clip}) must be above 1, or 0 for off"
+
+
+def _find_beyond(settings: Settings) -> Iterator[str]:
+    """Numbers that are infinite or so large that nothing could be made of them."""
+    for path, number in _find_numbers(settings):
+        most = _AT_MOST.get(path, math.inf if path in _BEYOND_DEVICES else _MAX_WHOLE)
+        if isinstance(number, int):
+            if number > most:
+                yield f"{path} ({number}) must be at most {most}"
+        elif not (math.isfinite(number) or (path in _MAY_BE_INFINITE and number > 0)):
+            yield f"{path} ({number}) must be a finite number"
+
+
+def _find_numbers(section: Any, prefix: str = "") -> Iterator[tuple[str, int | float]]:
+    """(path, value) of every number, those in tuples included."""
+    for field in dataclasses.fields(section):
+        path, value = f"{prefix}{field.name}", getattr(section, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from _find_numbers(value, f"{path}.")
+        for item in value if isinstance(value, tuple) else (value,):
+            if isinstance(item, int | float) and not isinstance(item, bool):
+                yield path, item

@@ -15,6 +15,7 @@ from pipeline_rl_jax.settings import Settings
 def find_scoring_problems(settings: Settings) -> Iterator[str]:
     """One line for every broken constraint."""
     yield from _check_use(settings)
+    yield from _check_offloaded(settings)
     yield from _check_widths(settings.reward_model.chunk_widths)
 
 
@@ -41,6 +42,29 @@ def _check_use(settings: Settings) -> Iterator[str]:
             "algorithm.reference_streaming (True) streams a reference that nothing asks for; set "
             "algorithm.kl_coefficient above 0, or this to False"
         )
+
+
+def _check_offloaded(settings: Settings) -> Iterator[str]:
+    """Only a model that is asked whole texts at a time can leave its devices in between."""
+    path = "meshes.offloaded"
+    streaming = {
+        "reference": ("algorithm.reference_streaming", settings.algorithm.reference_streaming),
+        "reward_model": ("reward_model.streaming", settings.reward_model.streaming),
+    }
+    used = {
+        "reference": settings.algorithm.needs_reference,
+        "reward_model": bool(settings.reward_model.source),
+    }
+    for name in settings.meshes.offloaded:
+        if name not in used:
+            yield f"{path} ({name!r}) must be some of {', '.join(used)}; remove it"
+        elif not used[name]:
+            yield f"{path} ({name!r}) names a model that this run does not have; remove it"
+        elif streaming[name][1]:
+            yield (
+                f"{path} ({name!r}) cannot leave its devices while it reads along; set "
+                f"{streaming[name][0]}=False, or remove it"
+            )
 
 
 def _check_widths(widths: tuple[int, ...]) -> Iterator[str]:

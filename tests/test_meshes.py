@@ -29,6 +29,7 @@ def mesh_settings(
         generation_devices=generation_devices,
         reference_devices=reference_devices,
         critic_devices=(),
+        offloaded=(),
         scoring_devices=scoring_devices,
         trainer=TrainerMeshSettings(data=trainer[0], fsdp=trainer[1], tensor=trainer[2]),
         generation=GenerationMeshSettings(data=generation[0], tensor=generation[1]),

@@ -145,6 +145,10 @@ PROBLEMS = {
         {"data": {"prompt_format": "{problem} \\boxed{"}},
         "is no format string",
     ),
+    "prompt as a number": (
+        {"data": {"prompt_format": "{problem:d}"}},
+        "data.prompt_format ('{problem:d}') cannot be filled in: Unknown format code 'd'",
+    ),
     "no example": ({"data": {"template": "few_shot"}}, "data.few_shot_examples ()"),
     "example without answer": (
         {"data": {"template": "few_shot", "few_shot_examples": ("1 + 1",)}},

@@ -59,6 +59,14 @@ def test_unlike_any_key_lists_the_section():
     assert "the top level has seed, model" in unknown_key_problem("qqq")
 
 
+def test_other_settings_have_other_keys():
+    known = ("base.trainer.learning_rate", "base.seed", "seeds")
+    meant = "base.trainer.learning_rate"
+    problem = unknown_key_problem("base.trainer.learnin_rate", known)
+    assert problem.endswith(f"did you mean {meant}?")
+    assert unknown_key_problem("zzz", known).endswith("the top level has base, seeds")
+
+
 def test_unknown_key_in_the_config(config):
     config.trainer.learnin_rate = 1.0
     assert problems_of(config) == (

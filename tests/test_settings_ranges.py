@@ -99,6 +99,32 @@ def test_edges_that_are_allowed(path, value):
     assert list(find_range_problems(change(path, value))) == []
 
 
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize(
+    "path", ["trainer.learning_rate", "rewards.correctness_weight", "schedule.deadline_seconds"]
+)
+def test_numbers_are_finite(path, value):
+    assert list(find_range_problems(change(path, value))) == [
+        f"{path} ({value}) must be a finite number"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "most"),
+    [
+        ("meshes.virtual_devices", 513, 512),
+        ("rewards.num_workers", 1025, 1024),
+        ("generation.top_k", 2**31, 2**31 - 1),
+        ("data.arithmetic.num_records", 10**11, 2**31 - 1),
+        ("schedule.max_lag", 10**20, 2**31 - 1),
+    ],
+)
+def test_too_large(path, value, most):
+    assert list(find_range_problems(change(path, value))) == [
+        f"{path} ({value}) must be at most {most}"
+    ]
+
+
 def test_seed_fits_every_generator():
     settings = dataclasses.replace(make_settings(), seed=2**32)
     assert list(find_range_problems(settings)) == ["seed (4294967296) must be at most 4294967295"]

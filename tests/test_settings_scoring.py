@@ -42,6 +42,19 @@ CASES = {
         {"algorithm": {"reference_streaming": True}},
         "algorithm.reference_streaming (True) streams a reference that nothing asks for",
     ),
+    "offloaded nobody": (
+        {"meshes": {"offloaded": ("referee",)}},
+        "meshes.offloaded ('referee') must be some of reference, reward_model",
+    ),
+    "offloaded without use": (
+        {"meshes": {"offloaded": ("reference",)}},
+        "meshes.offloaded ('reference') names a model that this run does not have",
+    ),
+    "offloaded while it reads": (
+        {"meshes": {"offloaded": ("reward_model",)}, "reward_model": SOURCE},
+        "meshes.offloaded ('reward_model') cannot leave its devices while it reads along; set "
+        "reward_model.streaming=False",
+    ),
     "a prompt needs an answer": (
         {"data": {"source": "files", "path": "x", "format": "mapped", "problem_field": "prompt"}},
         "data.answer_field ('') must name a field when data.format is mapped",

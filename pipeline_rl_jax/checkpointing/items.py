@@ -5,7 +5,8 @@ rollouts in flight, is one more entry beside these; reading and writing is in `s
 
     <directory>/<version>/params      the weights alone, so that export reads no moments
                          /optimizer   moments, step counters
-                         /record      JSON: what the run wants back, tensors by name, settings
+                         /record      JSON: what the run wants back, tensors by name with their
+                                      sums (`checksums.py`), settings
 """
 
 from __future__ import annotations
@@ -57,8 +58,18 @@ def describe_tensors(state: TrainState) -> dict[str, dict[str, Any]]:
     """Shape and dtype of every tensor, as JSON holds it; names begin with the item's."""
     return {
         name: {"shape": list(leaf.shape), "dtype": str(leaf.dtype)}
-        for name, leaf in _by_name(split_state(state)).items()
+        for name, leaf in tensors_by_name(state).items()
     }
+
+
+def tensors_by_name(state: TrainState) -> dict[str, Any]:
+    """Every tensor; names begin with the item's."""
+    return _by_name(split_state(state))
+
+
+def params_by_name(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The weights alone, named as `tensors_by_name` names them."""
+    return _by_name(params, prefix="params")
 
 
 def require_same_tensors(

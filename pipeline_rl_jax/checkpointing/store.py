@@ -19,13 +19,16 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
+from pipeline_rl_jax.checkpointing.checksums import bit_sums
 from pipeline_rl_jax.checkpointing.items import (
     ITEM_NAMES,
     changed_settings,
     describe_tensors,
     join_state,
+    params_by_name,
     require_same_tensors,
     split_state,
+    tensors_by_name,
 )
 from pipeline_rl_jax.settings import Settings
 from pipeline_rl_jax.settings_parsing import settings_to_dict
@@ -36,6 +39,7 @@ _log = logging.getLogger(__name__)
 
 # What Orbax and TensorStore raise for files that are missing, cut short or garbled.
 _DAMAGE = (OSError, ValueError, KeyError)
+_RECORD_PARTS = ("run", "tensors", "settings")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -79,6 +83,7 @@ class CheckpointStore:
         record = {
             "run": dict(metadata),
             "tensors": describe_tensors(state),
+            "bit_sums": bit_sums(tensors_by_name(state)),
             "settings": self._settings,
         }
         args = ocp.args.Composite(
@@ -87,6 +92,11 @@ class CheckpointStore:
             record=ocp.args.JsonSave(record),
         )
         return self._manager.save(version, args=args, force=True)
+
+    @property
+    def versions(self) -> list[int]:
+        """Of the checkpoints there are, in order."""
+        return sorted(self._manager.all_steps())
 
     def wait(self) -> None:
         """Returns once the last save is complete; raises its error if it failed."""
@@ -127,9 +137,11 @@ class CheckpointStore:
             optimizer=ocp.args.StandardRestore(wanted["optimizer"]),
         )
         items = _read_items(self._manager, version, args)
+        state = join_state(items, like)
+        _check_sums(record, tensors_by_name(state), origin=origin)
         for line in changed_settings(record["settings"], json.loads(json.dumps(self._settings))):
             _log.warning("%s was written with another setting: %s", origin, line)
-        return Restored(state=join_state(items, like), metadata=record["run"])
+        return Restored(state=state, metadata=record["run"])
 
 
 def restore_params(directory: Path, step: int | None = None) -> dict[str, Any]:
@@ -178,12 +190,37 @@ def _newest_readable(
 
 def _read_record(manager: ocp.CheckpointManager, version: int) -> dict[str, Any]:
     args = ocp.args.Composite(record=ocp.args.JsonRestore())
-    return _read_items(manager, version, args)["record"]
+    record = _read_items(manager, version, args)["record"]
+    path = Path(manager.directory) / str(version)
+    for name in _RECORD_PARTS:
+        if not isinstance(record, dict) or not isinstance(record.get(name), dict):
+            raise _DamagedError(f"checkpoint {path} is damaged: its record has no {name!r}")
+    if record["run"].get("version") != version:
+        raise _DamagedError(
+            f"checkpoint {path} is damaged: its record is of step {record['run'].get('version')}"
+        )
+    return record
+
+
+def _check_sums(
+    record: Mapping[str, Any], tensors: Mapping[str, jax.Array | np.ndarray], *, origin: str
+) -> None:
+    wanted = record.get("bit_sums")
+    if wanted is None:
+        return  # written before sums were kept
+    found = bit_sums(tensors)
+    changed = [name for name in found if found[name] != wanted.get(name)]
+    if changed:
+        raise _DamagedError(
+            f"checkpoint {origin} is damaged: {len(changed)} of {len(found)} tensors are not what "
+            f"was saved, among them {changed[0]}"
+        )
 
 
 def _read_params(manager: ocp.CheckpointManager, version: int) -> dict[str, Any]:
     tree: dict[str, Any] = {}
-    for name, tensor in _read_record(manager, version)["tensors"].items():
+    record = _read_record(manager, version)
+    for name, tensor in record["tensors"].items():
         item, *keys = name.split(".")
         if item == "params":
             branch = tree
@@ -194,7 +231,10 @@ def _read_params(manager: ocp.CheckpointManager, version: int) -> dict[str, Any]
             )
     as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
     args = ocp.args.Composite(params=ocp.args.PyTreeRestore(tree, restore_args=as_numpy))
-    return _read_items(manager, version, args)["params"]
+    params = _read_items(manager, version, args)["params"]
+    origin = str(Path(manager.directory) / str(version))
+    _check_sums(record, params_by_name(params), origin=origin)
+    return params
 
 
 def _read_items(manager: ocp.CheckpointManager, version: int, args: ocp.args.Composite) -> Any:

@@ -54,10 +54,17 @@ def expand_paths(setting: str, paths: str) -> list[Path]:
         if not matches:
             raise ValueError(f"{setting} ({part}) names no file; paths start at {os.getcwd()}")
         for match in map(Path, matches):
+            if match.is_dir() and str(match) != os.path.normpath(pattern):
+                raise ValueError(
+                    f"{setting} ({part}) also finds {match}, which is a directory; use a pattern "
+                    "that finds files only"
+                )
             if match.is_dir():
                 raise ValueError(
                     f"{setting} ({part}) is a directory; use {part.rstrip('/')}/*.jsonl"
                 )
+            if not match.exists():
+                raise ValueError(f"{setting} ({match}) is a link that leads nowhere; mend it")
             if match.suffix not in _SUFFIXES:
                 raise ValueError(f"{setting} ({match}) must end in {', '.join(_SUFFIXES)}")
             found[match] = None
@@ -102,14 +109,14 @@ def _read_json_lines(path: Path) -> Iterator[tuple[str, object]]:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
                 if text:
                     yield f"line {number}", json.loads(text)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"{path}, line {number}, is not JSON: {error}") from error
 
 
 def _read_json_array(path: Path) -> Iterator[tuple[str, object]]:
     try:
         records = json.loads(path.read_text(encoding="utf-8-sig"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     for number, record in enumerate(records, start=1):
         yield f"record {number}", record

@@ -178,6 +178,11 @@ def _is_dapo(record: Any) -> bool:
 
 def _read_dapo(record: Any) -> tuple[Any, Any]:
     messages = field_at(record, "prompt")
+    if not isinstance(messages, list):
+        raise ValueError(
+            f"the prompt is not a list of messages but of kind {type(messages).__name__}; set "
+            "data.format=mapped with data.problem_field and data.answer_field"
+        )
     roles = [field_at(message, "role") for message in messages]
     if roles != ["user"]:
         raise ValueError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +125,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path} must hold a JSON object, not a {type(value).__name__}")
@@ -150,7 +150,8 @@ def _eos_token_ids(
     """Every id that some file of the checkpoint calls an end of sequence, each once."""
     ids: list[int] = []
     for name in ("generation_config.json", "config.json"):
-        ids += _as_ids(_read_json(directory / name).get("eos_token_id"))
+        value = _read_json(directory / name).get("eos_token_id")
+        ids += _as_ids(value, origin=directory / name)
     token = special_tokens.get("eos_token")
     if token is not None:
         token_id = backend.token_to_id(token)
@@ -168,7 +169,12 @@ def _eos_token_ids(
     return tuple(dict.fromkeys(ids))
 
 
-def _as_ids(value: object) -> Iterable[int]:
-    if isinstance(value, int):
-        return [value]
-    return [int(item) for item in value] if isinstance(value, list) else []
+def _as_ids(value: object, *, origin: Path) -> list[int]:
+    """The ids of a number, a list or null."""
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    for item in ids:
+        if isinstance(item, bool) or not isinstance(item, int) or item < 0:
+            raise ValueError(
+                f"{origin}: eos_token_id ({value!r}) must be a token id, or a list of them"
+            )
+    return ids

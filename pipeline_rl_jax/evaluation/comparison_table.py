@@ -46,6 +46,7 @@ _BLOCKS: Mapping[str, Sequence[tuple[str, str, _Format]]] = {
         ("trainer idle", "trainer_idle_share", format_share),
         ("trainer busy", "trainer_busy_share", format_share),
         ("gener. idle", "generation_idle_share", format_share),
+        ("gener. busy", "generation_busy_share", format_share),
         ("busy slots", "busy_slots_share", format_share),
         ("tokens mean", "completion_mean_tokens", format_number),
         ("tokens max", "completion_max_tokens", format_number),

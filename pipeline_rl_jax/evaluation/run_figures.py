@@ -53,6 +53,7 @@ class RunFigures:
     trainer_idle_share: float | None  # of wall time after warm-up
     generation_idle_share: float | None  # the same; slots that idle count in part
     trainer_busy_share: float | None  # in train_step, of wall time after warm-up
+    generation_busy_share: float | None  # in prefill and decode calls, of the same time
     busy_slots_share: float | None  # of the slots decoded in; over steps after warm-up, by time
     decode_tokens_per_second: float | None  # while decoding, after warm-up
     train_tokens_per_second: float | None  # while in train_step, after warm-up
@@ -111,6 +112,10 @@ def run_figures(
         trainer_idle_share=_weighted(steady, "trainer/idle_share", by=_STEP_SECONDS),
         generation_idle_share=_weighted(steady, "generation/idle_share", by=_STEP_SECONDS),
         trainer_busy_share=_ratio(_sum(steady, "trainer/busy_seconds"), steady_seconds),
+        generation_busy_share=_ratio(
+            sum(_sum(steady, f"spans/{name}_seconds") for name in _GENERATION_SPANS),
+            steady_seconds,
+        ),
         busy_slots_share=_weighted(steady, "generation/busy_slots_share", by=_DECODE_SECONDS),
         decode_tokens_per_second=_weighted(
             steady, "generation/tokens_per_second", by=_DECODE_SECONDS
@@ -217,6 +222,7 @@ def _value(key: str) -> Callable[[Metrics], float]:
 
 _STEP_SECONDS = _value("trainer/step_seconds")
 _DECODE_SECONDS = _value("spans/decode_chunk_seconds")
+_GENERATION_SPANS = ("prefill", "insert", "decode_chunk", "weight_swap")
 
 
 def _sum(rows: Sequence[Metrics], key: str) -> float:

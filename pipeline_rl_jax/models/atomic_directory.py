@@ -28,13 +28,17 @@ def atomic_directory(directory: Path) -> Iterator[Path]:
     """Yields an empty directory that becomes `directory` when the block ends without error.
 
     It lies beside the final one, so that the rename stays on one file system. ValueError when
-    `directory` holds something already, also when that happened meanwhile.
+    `directory` cannot be made, or holds something already, also when that happened meanwhile.
     """
     require_free(directory)
     directory = directory.absolute()
-    directory.parent.mkdir(parents=True, exist_ok=True)
     partial = directory.parent / f".{directory.name}.partial-{uuid.uuid4().hex}"
-    partial.mkdir()
+    try:
+        partial.mkdir(parents=True)
+    except OSError as error:
+        raise ValueError(
+            f"output ({directory}) cannot be made: {error.strerror}; name another directory"
+        ) from error
     try:
         yield partial
         require_free(directory)

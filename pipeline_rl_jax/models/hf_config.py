@@ -8,6 +8,7 @@ both load. Does not own token ids or generation defaults.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +28,7 @@ _DEFAULT_MAX_POSITIONS: Mapping[Family, int] = {"llama": 2048, "qwen2": 32768, "
 _QWEN3_DEFAULT_HEAD_WIDTH = 128
 _DEFAULT_ROPE_THETA = 10_000.0
 _DEFAULT_NORM_EPSILON = 1e-6
+_MAX_LAYERS = 10_000  # what goes through them one by one would never end
 
 # Switches whose value changes the arithmetic, with the one value that we compute.
 _FIXED_SWITCHES: Mapping[str, object] = {
@@ -51,7 +53,7 @@ def read_raw_config(directory: Path) -> dict[str, Any]:
         raise ValueError(f"{directory} holds no config.json; give a Hugging Face model directory")
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON ({error}); fetch it again") from error
     if not isinstance(raw, dict):
         raise ValueError(f"{path} must hold a JSON object, it holds a {type(raw).__name__}")
@@ -83,6 +85,10 @@ def parse_config(raw: RawConfig, *, origin: str) -> ModelConfig:
         qk_norm=family == "qwen3",
         tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
     )
+    if config.num_layers > _MAX_LAYERS:
+        raise ValueError(
+            f"{origin}: num_hidden_layers ({config.num_layers}) must be at most {_MAX_LAYERS}"
+        )
     _check_heads(config, origin)
     return config
 
@@ -222,7 +228,7 @@ def _size(raw: RawConfig, key: str, origin: str, *, default: int | None = None) 
 
 def _number(raw: RawConfig, key: str, origin: str, *, default: float | None = None) -> float:
     value = _value(raw, key, origin, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
         raise ValueError(f"{origin}: {key} ({value!r}) must be a positive number")
     return float(value)
 

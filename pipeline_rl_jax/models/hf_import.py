@@ -7,6 +7,7 @@ shard, one shard of one leaf at a time: a model never exists twice in host memor
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -42,7 +43,8 @@ def load_params(
       dtype: of the result; values are converted on the way.
 
     Raises:
-      ValueError: one message with all tensors that are missing, unknown or of the wrong shape.
+      ValueError: one message with all tensors that are missing, unknown or of the wrong shape, or
+        with those that hold NaN or infinite values.
     """
     tensors = find_tensors(directory)
     check_tensors(tensors, config, directory=directory)
@@ -56,14 +58,34 @@ def load_leaves(
     shardings: dict,
     dtype: str,
 ) -> dict[str, Any]:
-    """The tree of these leaves, each on its sharding; the tensors have been checked."""
+    """The tree of these leaves, each on its sharding; the tensors' shapes have been checked.
+
+    ValueError naming tensors with values that are not finite.
+    """
     params: dict[str, Any] = {}
+    broken: list[str] = []
     for leaf in leaves:
         parent, sharding = params, shardings
         for key in leaf.path[:-1]:
             parent, sharding = parent.setdefault(key, {}), sharding[key]
-        parent[leaf.path[-1]] = _load_leaf(leaf, tensors, sharding[leaf.path[-1]], jnp.dtype(dtype))
+        array = _load_leaf(leaf, tensors, sharding[leaf.path[-1]], jnp.dtype(dtype))
+        parent[leaf.path[-1]] = array
+        finite = np.atleast_1d(_finite_parts(array, stacked=leaf.stacked))
+        broken += [
+            name for name, is_finite in zip(leaf.tensor_names, finite, strict=True) if not is_finite
+        ]
+    if broken:
+        raise ValueError(
+            f"{tensors[broken[0]].path.parent} has NaN or infinite values in its weights: "
+            f"{_listed(broken)}. Fetch the model again, or use another checkpoint"
+        )
     return params
+
+
+@functools.partial(jax.jit, static_argnames="stacked")
+def _finite_parts(array: jax.Array, *, stacked: bool) -> jax.Array:
+    """Whether all values are finite, of each layer when stacked."""
+    return jnp.all(jnp.isfinite(array), axis=tuple(range(int(stacked), array.ndim)))
 
 
 def find_tensors(directory: Path) -> dict[str, StoredTensor]:
@@ -78,7 +100,7 @@ def find_tensors(directory: Path) -> dict[str, StoredTensor]:
         )
     try:
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{index} is not a safetensors index; fetch it again") from error
     absent = sorted(name for name in names if not (directory / name).is_file())
     if absent:

@@ -69,7 +69,14 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
             for name, entry in header.items()
         }
         end = 8 + header_bytes + max((e["data_offsets"][1] for e in header.values()), default=0)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        IndexError,
+        RecursionError,
+    ) as error:
         raise _malformed(path, "its header is not the expected JSON") from error
     if end > size:
         raise _malformed(path, f"it is cut short: {size} of {end} bytes")

@@ -7,15 +7,20 @@ on beside the next turns. With which weights a turn is taken is the schedule's t
 from __future__ import annotations
 
 import asyncio
+import collections
 import functools
 
-from pipeline_rl_jax.orchestrate.failures import call, naming
+from pipeline_rl_jax.orchestrate.failures import HopelessRun, StageFailure, call, naming
 from pipeline_rl_jax.orchestrate.flow import Flow
 from pipeline_rl_jax.orchestrate.stages import Weights
 from pipeline_rl_jax.records import Completion, StopReason
 from pipeline_rl_jax.rewards.score import ScoringFailure
 from pipeline_rl_jax.rollouts.drops import DropReason
 from pipeline_rl_jax.rollouts.groups import CollectedGroup
+
+# Completions in a row without a score, before a run is called hopeless: the larger of the two.
+_MAX_UNSCORED = 256
+_MAX_UNSCORED_BATCHES = 4
 
 
 class Actor:
@@ -33,6 +38,7 @@ class Actor:
         self._max_waiting_groups = max_waiting_groups
         self._scoring_limit = asyncio.Semaphore(flow.plan.scores_in_flight)
         self._num_scoring = 0
+        self._unscored: collections.Counter[str] = collections.Counter()  # reasons, in a row
         self._held_up_by = ""  # why the last admission ended, when slots were open
 
     async def turn(self, weights: Weights, *, horizon: int) -> bool:
@@ -121,8 +127,29 @@ class Actor:
         self._num_scoring -= 1
         if isinstance(scored, ScoringFailure):
             self._lose(completion, scored.reason)
+            self._count_unscored(scored)
         else:
+            self._unscored.clear()
             self._deliver(flow.collector.add(scored))
+
+    def _count_unscored(self, failure: ScoringFailure) -> None:
+        """Others are generated in place of what is lost: without any score, for ever."""
+        self._unscored[failure.reason] += 1
+        plan, num_unscored = self._flow.plan, self._unscored.total()
+        if num_unscored < max(
+            _MAX_UNSCORED, _MAX_UNSCORED_BATCHES * plan.batch_groups * plan.group_size
+        ):
+            return
+        ((reason, count),) = self._unscored.most_common(1)
+        last = f" (the last one: {failure.detail})" if failure.detail else ""
+        raise StageFailure(
+            "scoring",
+            HopelessRun(
+                f"{num_unscored} completions in a row could not be scored, {count} of them for "
+                f"{reason}{last}; mend the reward (rewards.*) or the answers in the data, then "
+                "run the same command again"
+            ),
+        )
 
     def _lose(self, completion: Completion, reason: str) -> None:
         self._flow.drops.count(reason, 1)

@@ -10,11 +10,11 @@ import asyncio
 import contextlib
 import dataclasses
 import signal
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline_rl_jax.checkpointing.store import CheckpointStore
-from pipeline_rl_jax.evaluation.greedy import Evaluation
+from pipeline_rl_jax.evaluation.greedy import Evaluation, GreedyEvaluator
 from pipeline_rl_jax.models.loading import initial_params
 from pipeline_rl_jax.models.partition import param_shardings
 from pipeline_rl_jax.orchestrate import conventional, one_step_off, oppo, pipeline, plan_text
@@ -26,7 +26,8 @@ from pipeline_rl_jax.orchestrate.device_stages import (
     MeshTraining,
     RewardScoring,
 )
-from pipeline_rl_jax.orchestrate.failures import StageFailure
+from pipeline_rl_jax.orchestrate.failures import HopelessRun, StageFailure
+from pipeline_rl_jax.orchestrate.finite_steps import StepsLeftOut
 from pipeline_rl_jax.orchestrate.flow import Plan
 from pipeline_rl_jax.orchestrate.frozen_models import FrozenModels, load_frozen_models
 from pipeline_rl_jax.orchestrate.observing import Hooks, Outlets, RunObserver
@@ -38,11 +39,16 @@ from pipeline_rl_jax.orchestrate.totals import RunTotals
 from pipeline_rl_jax.orchestrate.utilisation import Utilisation, measure_utilisation
 from pipeline_rl_jax.settings import Settings, SettingsError, settings_errors
 from pipeline_rl_jax.telemetry.profile import ProfileWindow
-from pipeline_rl_jax.telemetry.progress import Progress, open_progress
+from pipeline_rl_jax.telemetry.progress import Progress, open_progress, print_line
 from pipeline_rl_jax.telemetry.samples import SampleWriter
 from pipeline_rl_jax.telemetry.spans import timeline_file
 from pipeline_rl_jax.telemetry.summary import format_summary, write_summary
-from pipeline_rl_jax.telemetry.workdir import Workdir, write_config
+from pipeline_rl_jax.telemetry.workdir import (
+    Workdir,
+    alone_in,
+    disk_errors,
+    write_config,
+)
 from pipeline_rl_jax.telemetry.writer import open_writer
 from pipeline_rl_jax.trainer.state import TrainState, abstract_state, create_state
 
@@ -69,10 +75,13 @@ def run(settings: Settings, *, workdir: Workdir) -> int:
     """
     progress = open_progress(settings.telemetry.progress)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(disk_errors(workdir))
+        stack.enter_context(alone_in(workdir))
         stack.callback(progress.close)
         with settings_errors():
             progress.note(f"loading {settings.model.source}")
             parts = build_parts(settings)
+            evaluator = parts.make_evaluator() if _evaluates(settings) else None
             checkpoints = CheckpointStore(workdir.checkpoints, settings)
             stack.callback(checkpoints.close)
             state, resumed = _restore_or_start(parts, checkpoints)
@@ -89,6 +98,7 @@ def run(settings: Settings, *, workdir: Workdir) -> int:
             parts,
             state,
             frozen=frozen,
+            evaluator=evaluator,
             checkpoints=checkpoints,
             profile=profile,
             outlets=Outlets(
@@ -99,11 +109,11 @@ def run(settings: Settings, *, workdir: Workdir) -> int:
             totals=RunTotals.restore(resumed["totals"]) if resumed else RunTotals(),
             snapshots=resumed or {},
         )
-        with _data_errors():
+        with _errors_to_mend(checkpoints):
             exit_code = asyncio.run(session.run())
     summary = session.summary()
     write_summary(workdir, summary)
-    print(format_summary(summary), end="", flush=True)
+    print_line(format_summary(summary).removesuffix("\n"))
     return exit_code
 
 
@@ -116,6 +126,7 @@ class Session:
         state: TrainState,
         *,
         frozen: FrozenModels,
+        evaluator: GreedyEvaluator | None,
         checkpoints: CheckpointStore,
         profile: ProfileWindow,
         outlets: Outlets,
@@ -137,7 +148,7 @@ class Session:
         self._batcher = parts.make_batcher(emit_chunks=bool(frozen.readers.names))
         self._chunk_sizing = ChunkSizing(self._batcher, parts.settings.generation)
         self._chunk_sizing.restore(snapshots.get("chunk_size", {}))
-        self._evaluator = parts.make_evaluator() if _evaluates(parts.settings) else None
+        self._evaluator = evaluator
         self._channel = parts.make_channel()
         self._publication = DevicePublication(
             self._channel, parts.store, trainer=self._trainer, order=parts.order
@@ -188,7 +199,8 @@ class Session:
     async def _train(self) -> RunReport:
         schedule = self._settings.schedule
         steps = f"{self._trainer.version} to {schedule.num_steps}"
-        self._progress.note(f"training with {schedule.name}, steps {steps}")
+        verb = "resuming" if self._trainer.version else "training"
+        self._progress.note(f"{verb} with {schedule.name}, steps {steps}")
         self._observer.start_clock()
         self._scoring_measures.take_metrics()  # an evaluation before is not counted
         return await _SCHEDULES[schedule.name](
@@ -205,9 +217,10 @@ class Session:
         evaluation = self._settings.evaluation
         if evaluation.at_end and self._evaluator and not stopped:
             await self._observer.evaluate(report.version)
+        is_saved = False
         if self._settings.checkpointing.at_end or stopped:
-            self._observer.save(report.version)
-        if stopped:
+            is_saved = self._observer.save(report.version)
+        if stopped and is_saved:
             self._progress.note(
                 f"stopped at step {report.version}; the same command again resumes there"
             )
@@ -329,11 +342,35 @@ def _evaluates(settings: Settings) -> bool:
 
 
 @contextlib.contextmanager
-def _data_errors() -> Iterator[None]:
-    """Data found wrong in the middle of a run is the user's to mend, too."""
+def _errors_to_mend(checkpoints: CheckpointStore) -> Iterator[None]:
+    """What is found in the middle of a run may be the user's to mend, too."""
     try:
         yield
     except StageFailure as failure:
-        if failure.stage == "data" and isinstance(failure.cause, ValueError):
-            raise SettingsError(" ".join(str(failure.cause).split())) from failure
-        raise
+        cause = failure.cause
+        if failure.stage == "data" and isinstance(cause, ValueError):
+            problem = str(cause)
+        elif isinstance(cause, StepsLeftOut):
+            problem = f"{cause}; {_last_good(checkpoints.versions, cause.first_version)}"
+        elif isinstance(cause, HopelessRun):
+            problem = str(cause)
+        else:
+            raise
+        raise SettingsError(" ".join(problem.split())) from failure
+
+
+def _last_good(versions: Sequence[int], first_left_out: int) -> str:
+    """Which checkpoint to go back to, when steps from `first_left_out` on were left out.
+
+    The weights that were tried in vain are those before it: its own checkpoint may be whole, but
+    it is not known to be good.
+    """
+    tried = first_left_out - 1
+    good = [version for version in versions if version < tried]
+    text = f"the last good checkpoint is that of step {max(good)}" if good else ""
+    if tried in versions:
+        text = (
+            f"{text}, " if good else ""
+        ) + f"step {tried} has the weights that were tried in vain"
+        return text + (": move that one away to go back" if good else ", and there is no other")
+    return text or "there is no checkpoint to go back to"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -108,7 +109,7 @@ def _shape_problems(values: Mapping[str, Any]) -> Iterator[str]:
         yield f"budget ({budget!r}) must have the keys {' and '.join(_BUDGET_KEYS)}"
     elif not _is_whole(budget["samples"]) or budget["samples"] < 1:
         yield f"budget.samples ({budget['samples']!r}) must be a whole number, 1 or more"
-    elif not isinstance(budget["seconds"], int | float) or budget["seconds"] < 0:
+    elif not isinstance(budget["seconds"], int | float) or not 0 <= budget["seconds"] < math.inf:
         yield f"budget.seconds ({budget['seconds']!r}) must be a number, 0 (no limit) or more"
     if not isinstance(values["rows"], Mapping) or not values["rows"]:
         yield "rows must name at least one row, for example {'mine': {'seed': 1}}"

@@ -1,6 +1,7 @@
 """The one error that a failing run ends with: it names the stage.
 
-Owns the error, and how the several errors of a task group become one.
+Owns the error, how the several errors of a task group become one, and the error of a run that works
+but gets nowhere.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ class StageFailure(RuntimeError):
         super().__init__(f"{stage}: {type(cause).__name__}: {cause}")
         self.stage = stage
         self.cause = cause
+
+
+class HopelessRun(RuntimeError):
+    """Nothing is broken, but going on would change nothing; the message says what to mend."""
 
 
 @contextlib.contextmanager

@@ -159,5 +159,6 @@ def _load_whole_texts(parts: Parts, model: ScoringModel) -> RewardModelScorer:
         rows=settings.reward_model.rows,
         compute_dtype=settings.reward_model.compute_dtype,
         order=parts.order_of(mesh),
+        offloaded="reward_model" in settings.meshes.offloaded,
     )
     return RewardModelScorer(on_device, tokens_of=model.tokens_of)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from pipeline_rl_jax.orchestrate.failures import StageFailure, call, naming
+from pipeline_rl_jax.orchestrate.failures import HopelessRun, StageFailure, call, naming
+from pipeline_rl_jax.orchestrate.finite_steps import FiniteSteps
 from pipeline_rl_jax.orchestrate.flow import Flow
 from pipeline_rl_jax.orchestrate.stages import PreparedBatch, StepReport
 from pipeline_rl_jax.records import PackedBatch
@@ -46,6 +47,7 @@ class Learner:
     def __init__(self, flow: Flow) -> None:
         self._flow = flow
         self._num_empty = 0
+        self._finite_steps = FiniteSteps()
 
     async def prepare(self, items: Sequence[CollectedGroup]) -> TrainingBatch | None:
         """The batch of the next version, in order of admission whatever the order of `items`.
@@ -102,6 +104,8 @@ class Learner:
             groups_out=flow.account.num_out,
         )
         await call(flow.waits, "observer", flow.stages.observer.after_step(report))
+        with naming("training"):  # after it has been reported, as the others were
+            self._finite_steps.add(report.version, report.metrics)
 
     def _keep_fresh(self, items: Sequence[CollectedGroup]) -> list[CollectedGroup]:
         """The groups without what `beyond_max_lag = "drop"` gives up."""
@@ -128,7 +132,7 @@ class Learner:
         if self._num_empty == _MAX_EMPTY_BATCHES:
             raise StageFailure(
                 "preprocess",
-                RuntimeError(
+                HopelessRun(
                     f"{_MAX_EMPTY_BATCHES} batches in a row held nothing to train on, dropped so "
                     f"far: {dict(flow.drops.counts)}; make the task easier, the group larger, or "
                     "keep more (algorithm.zero_variance, algorithm.truncated)"

@@ -13,6 +13,7 @@ from typing import Any
 
 from pipeline_rl_jax.evaluation.greedy import Evaluation
 from pipeline_rl_jax.generation.batcher import BatcherCounts
+from pipeline_rl_jax.orchestrate.finite_steps import is_finite_step
 from pipeline_rl_jax.orchestrate.stages import StepReport
 from pipeline_rl_jax.orchestrate.totals import RunTotals
 from pipeline_rl_jax.orchestrate.utilisation import Utilisation
@@ -59,6 +60,7 @@ class RunObserver:
         self._outlets = outlets
         self._hooks = hooks
         self._saved_version: int | None = None
+        self._is_finite = True  # the newest step
         self._compilations = CompilationCounter()
         self.start_clock()
 
@@ -73,6 +75,7 @@ class RunObserver:
 
     async def after_step(self, report: StepReport) -> None:
         elapsed, counts = self._take_elapsed()
+        self._is_finite = is_finite_step(report.metrics)
         self._totals.add_step(report.groups, report.metrics)
         metrics = {
             **report.metrics,
@@ -105,12 +108,21 @@ class RunObserver:
         self._outlets.progress.note(f"step {version}: {found} (greedy)")
         return evaluation
 
-    def save(self, version: int) -> None:
-        """Starts a checkpoint of this version, unless there is one."""
+    def save(self, version: int) -> bool:
+        """Starts a checkpoint of this version, unless there is one.
+
+        None, and False, after a step that was not finite: it would take the place of a good one.
+        """
+        if not self._is_finite:
+            self._outlets.progress.note(
+                f"no checkpoint of step {version}: its loss or gradient was not finite"
+            )
+            return False
         if version != self._saved_version:
             with span("checkpoint"):
                 self._hooks.save(version, dataclasses.asdict(self._totals))
             self._saved_version = version
+        return True
 
     def _take_elapsed(self) -> tuple[float, BatcherCounts]:
         """Seconds since the last step's end, and how the decode loop's counts grew meanwhile."""
@@ -134,8 +146,8 @@ class RunObserver:
             "trainer/step_seconds": elapsed_seconds,
             "trainer/samples_per_second": report.metrics.get("batch/rollouts", 0.0)
             / elapsed_seconds,
-            "trainer/idle_share": _waited(waits, "trainer") / elapsed_seconds,
-            "generation/idle_share": _waited(waits, "generation") / elapsed_seconds,
+            "trainer/idle_share": _waited_share(waits, "trainer", elapsed_seconds),
+            "generation/idle_share": _waited_share(waits, "generation", elapsed_seconds),
             "generation/tokens_per_second": counts.decoded_tokens / max(counts.busy_seconds, 1e-9),
             "generation/busy_slots_share": counts.decoded_tokens / max(1, counts.slot_steps),
             "publication/inflight_updates": float(totals.inflight_updates),
@@ -179,8 +191,10 @@ class RunObserver:
             lag_max_steps=metrics.get("lag/max_steps", nan),
             decode_tokens_per_second=metrics["generation/tokens_per_second"],
             train_tokens_per_second=metrics.get("trainer/tokens_per_second", nan),
-            trainer_wait_share=_waited(report.waited_seconds, "trainer") / elapsed_seconds,
-            generation_wait_share=_waited(report.waited_seconds, "generation") / elapsed_seconds,
+            trainer_wait_share=_waited_share(report.waited_seconds, "trainer", elapsed_seconds),
+            generation_wait_share=_waited_share(
+                report.waited_seconds, "generation", elapsed_seconds
+            ),
         )
 
     def _due(self, every_steps: int, version: int) -> bool:
@@ -189,8 +203,13 @@ class RunObserver:
         return every_steps > 0 and version % every_steps == 0 and not is_last
 
 
-def _waited(waits: Mapping[tuple[str, str], float], waiting: str) -> float:
-    return sum(seconds for (who, _), seconds in waits.items() if who == waiting)
+def _waited_share(
+    waits: Mapping[tuple[str, str], float], waiting: str, elapsed_seconds: float
+) -> float:
+    """Of the time between two steps. The waits of slots that stayed empty are known at the end of
+    their chunk, which may have begun in the step before: at most 1 all the same."""
+    seconds = sum(seconds for (who, _), seconds in waits.items() if who == waiting)
+    return min(1.0, seconds / elapsed_seconds)
 
 
 def _snake(words: str) -> str:

@@ -101,6 +101,7 @@ class Parts:
             settings=self.settings,
             mesh=self.meshes.reference,
             order=self.order_of(self.meshes.reference),
+            offloaded="reference" in self.settings.meshes.offloaded,
         )
 
     def make_trainer(self, state: TrainState) -> Trainer:
@@ -181,7 +182,7 @@ def build_parts(settings: Settings) -> Parts:
 
 
 def check_fit(
-    settings: Settings, config: ModelConfig, meshes: Meshes, *, tokenizer: Tokenizer | None
+    settings: Settings, config: ModelConfig, meshes: Meshes, *, tokenizer: Tokenizer
 ) -> None:
     """What settings and model demand of each other. ValueError naming the setting."""
     check_divisible(config, meshes.trainer, section="meshes.trainer")
@@ -192,10 +193,16 @@ def check_fit(
             f"generation.max_prompt_tokens ({generation.max_prompt_tokens}) leaves no room in the "
             f"model's context of {config.max_positions} tokens; use less than that"
         )
-    if tokenizer is not None and tokenizer.vocabulary_size > config.vocabulary_size:
+    if tokenizer.vocabulary_size > config.vocabulary_size:
         raise ValueError(
             f"model.tokenizer knows {tokenizer.vocabulary_size} tokens, the model "
             f"{config.vocabulary_size}; give the tokenizer that belongs to the model"
+        )
+    beyond = [i for i in tokenizer.eos_token_ids if i >= config.vocabulary_size]
+    if beyond:
+        raise ValueError(
+            f"eos_token_id ({beyond[0]}) of model.tokenizer is beyond the model's "
+            f"{config.vocabulary_size} tokens; mend its generation_config.json or config.json"
         )
 
 

@@ -13,10 +13,13 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
+from pipeline_rl_jax.data.files import expand_paths
+from pipeline_rl_jax.data.tokenizer import load_tokenizer
 from pipeline_rl_jax.data.vocabulary import own_tokens
 from pipeline_rl_jax.meshes import Meshes, build_meshes
 from pipeline_rl_jax.models.config import ModelConfig
 from pipeline_rl_jax.models.hf_config import read_config
+from pipeline_rl_jax.orchestrate.critic_model import find_critic
 from pipeline_rl_jax.orchestrate.model_source import prepare_model
 from pipeline_rl_jax.orchestrate.parts import check_fit
 from pipeline_rl_jax.orchestrate.reference_model import find_reference, held_dtype
@@ -36,10 +39,12 @@ def describe(settings: Settings) -> str:
     directory = prepare_model(settings.model.source)
     config = read_config(directory)
     meshes = build_meshes(settings.meshes)
-    check_fit(settings, config, meshes, tokenizer=None)
-    reference = find_reference(settings, directory, policy=config, meshes=meshes)
     actor = Path(settings.model.tokenizer or directory).expanduser()
+    check_fit(settings, config, meshes, tokenizer=load_tokenizer(actor))
+    _check_files(settings)
+    reference = find_reference(settings, directory, policy=config, meshes=meshes)
     reward_model = find_scoring_model(settings, actor, policy=config, meshes=meshes)
+    critic = find_critic(settings, directory, policy=config, meshes=meshes)
     sections = {
         "settings": format_settings(settings).splitlines(),
         "model": _model_lines(config),
@@ -51,6 +56,7 @@ def describe(settings: Settings) -> str:
             meshes,
             reference=reference.config if reference else None,
             reward_model=reward_model,
+            critic=critic.config if critic else None,
         ),
         "one step": _step_lines(settings),
     }
@@ -59,6 +65,14 @@ def describe(settings: Settings) -> str:
         for title, lines in sections.items()
     )
     return "\n\n".join(blocks)
+
+
+def _check_files(settings: Settings) -> None:
+    """ValueError for a path of data that names no file; what is in them is not read."""
+    if settings.data.source == "files":
+        expand_paths("data.path", settings.data.path)
+    if settings.evaluation.path:
+        expand_paths("evaluation.path", settings.evaluation.path)
 
 
 def trainer_bytes(
@@ -104,6 +118,16 @@ def reference_bytes(settings: Settings, config: ModelConfig, meshes: Meshes) -> 
         cache = _rows_cache_values(settings, config, meshes.reference, longest=config.max_positions)
         sizes["reference KV cache"] = cache * _item_bytes(settings.model.compute_dtype)
     return sizes
+
+
+def critic_bytes(settings: Settings, config: ModelConfig, meshes: Meshes) -> dict[str, int]:
+    """Bytes of a critic's own model on each device of its mesh, without its activations."""
+    weights = config.num_parameters // (meshes.critic.shape["fsdp"] * meshes.critic.shape["tensor"])
+    return {
+        "critic weights": weights * _item_bytes(settings.model.param_dtype),
+        "critic AdamW moments (float32)": 2 * weights * 4,
+        "critic gradients (float32)": 4 * weights,
+    }
 
 
 def scoring_bytes(
@@ -195,6 +219,7 @@ def _memory_lines(
     *,
     reference: ModelConfig | None,
     reward_model: ScoringModel | None,
+    critic: ModelConfig | None,
 ) -> Iterator[str]:
     sides = {
         "trainer": trainer_bytes(settings, config, meshes, reference=reference),
@@ -206,6 +231,9 @@ def _memory_lines(
         side = "trainer" if meshes.scoring is meshes.trainer else "scoring"
         sizes = scoring_bytes(settings, reward_model, meshes, policy=config)
         sides[side] = sides.get(side, {}) | sizes
+    if critic:
+        side = "trainer" if meshes.critic is meshes.trainer else "critic"
+        sides[side] = sides.get(side, {}) | critic_bytes(settings, critic, meshes)
     for side, sizes in sides.items():
         yield f"{side}: {sum(sizes.values()) / _GIB:.2f} GiB"
         for name, size in sizes.items():
@@ -229,7 +257,14 @@ def _step_lines(settings: Settings) -> Iterator[str]:
         "micro-batch"
     )
     yield f"loss {algorithm.loss}, baseline {algorithm.baseline}, sum by {algorithm.aggregation}"
-    if algorithm.needs_reference:
+    if trainer.updates_per_step > 1:
+        yield f"{trainer.epochs} epochs of {trainer.minibatches} updates each"
+    if algorithm.baseline == "gae":
+        yield (
+            f"GAE with gamma {algorithm.gae_gamma} and lambda {algorithm.gae_lambda}, critic: "
+            + ("a head on the policy" if algorithm.critic == "head" else "a model of its own")
+        )
+    if algorithm.kl_coefficient:
         yield (
             f"KL to the reference ({algorithm.reference or 'the starting weights'}) in the "
             f"{algorithm.kl_in}, {algorithm.kl_coefficient} x {algorithm.kl_estimator}"

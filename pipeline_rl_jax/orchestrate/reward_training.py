@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -181,6 +182,11 @@ def _train(
 
         def report(step: int, metrics: PairMetrics) -> float:
             values = {name: float(value) for name, value in metrics._asdict().items()}
+            if not (math.isfinite(values["loss"]) and math.isfinite(values["gradient_norm"])):
+                raise SettingsError(
+                    f"loss or gradient of step {step} is NaN or infinite, and so are the weights "
+                    f"after it; lower trainer.learning_rate ({settings.trainer.learning_rate})"
+                )
             accuracy = values.pop("num_right") / size
             line = {"step": step, "reward_model/accuracy_share": accuracy}
             line |= {f"reward_model/{name}": value for name, value in values.items()}
@@ -279,7 +285,9 @@ def _problems(settings: RewardTraining) -> Iterator[str]:
     if not data.files:
         yield "data.files is empty; name .jsonl, .json or .parquet files with preference pairs"
     if not data.eval_files and data.eval_pairs < 1:
-        yield "data.eval_pairs (0) must be 1 or more when data.eval_files is empty"
+        yield f"data.eval_pairs ({data.eval_pairs}) must be 1 or more when data.eval_files is empty"
+    elif data.eval_pairs < 0:
+        yield f"data.eval_pairs ({data.eval_pairs}) must be 0 or more"
     at_least_one = {
         "data.max_tokens": data.max_tokens,
         "trainer.num_steps": trainer.num_steps,
@@ -290,14 +298,13 @@ def _problems(settings: RewardTraining) -> Iterator[str]:
         if value < 1:
             yield f"{path} ({value}) must be 1 or more"
     not_negative = {
-        "data.eval_pairs": data.eval_pairs,
         "trainer.warmup_steps": trainer.warmup_steps,
         "trainer.weight_decay": trainer.weight_decay,
     }
     for path, value in not_negative.items():
-        if value < 0:
-            yield f"{path} ({value}) must be 0 or more"
+        if not 0 <= value < math.inf:
+            yield f"{path} ({value}) must be 0 or more, and finite"
     for name in ("learning_rate", "max_gradient_norm"):
         value = getattr(trainer, name)
-        if value <= 0:
-            yield f"trainer.{name} ({value}) must be above 0"
+        if not 0 < value < math.inf:
+            yield f"trainer.{name} ({value}) must be above 0, and finite"

@@ -8,6 +8,8 @@ where they are read from is in `orchestrate/reference_model.py`; what a KL to th
 from __future__ import annotations
 
 import contextlib
+import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -16,6 +18,7 @@ from jax.sharding import Mesh
 
 from pipeline_rl_jax.meshes import row_sharding
 from pipeline_rl_jax.models.config import ModelConfig
+from pipeline_rl_jax.models.held_params import HeldParams
 from pipeline_rl_jax.models.loading import build_model
 from pipeline_rl_jax.models.packed_forward import TokenRows, score_batch, score_rows
 from pipeline_rl_jax.records import PackedBatch
@@ -33,8 +36,9 @@ class ReferencePolicy:
         settings: Settings,
         mesh: Mesh,
         order: contextlib.AbstractContextManager,
+        offloaded: bool = False,
     ) -> None:
-        """`params` lie on `mesh` and are only read.
+        """`params` lie on `mesh` and are only read; `offloaded`, between two batches on the host.
 
         `order` is held while a program is dispatched. Whoever else dispatches to the devices of
         `mesh` holds it too: collectives that two threads send to the same devices in different
@@ -45,7 +49,7 @@ class ReferencePolicy:
         def score(params: dict, rows: TokenRows) -> jax.Array:
             return score_rows(graph, params, rows, settings=settings, mesh=mesh).logprobs
 
-        self._params = params
+        self._params = HeldParams(params, offloaded=offloaded)
         self._rows_at_once = settings.trainer.rows_per_micro_batch
         self._mesh = mesh
         self._score = jax.jit(score, out_shardings=row_sharding(mesh))
@@ -56,8 +60,14 @@ class ReferencePolicy:
 
         `trainer.rows_per_micro_batch` rows at a time; waits for the result.
         """
-        return score_batch(self._dispatch, batch, rows_at_once=self._rows_at_once, mesh=self._mesh)
+        with self._params.on_devices() as params:
+            return score_batch(
+                functools.partial(self._dispatch, params),
+                batch,
+                rows_at_once=self._rows_at_once,
+                mesh=self._mesh,
+            )
 
-    def _dispatch(self, rows: TokenRows) -> Any:
+    def _dispatch(self, params: Mapping[str, Any], rows: TokenRows) -> Any:
         with self._order:
-            return self._score(self._params, rows)
+            return self._score(params, rows)

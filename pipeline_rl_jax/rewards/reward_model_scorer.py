@@ -24,6 +24,7 @@ from jax.sharding import Mesh
 from pipeline_rl_jax.algorithms.packing import padded_size
 from pipeline_rl_jax.meshes import replicated
 from pipeline_rl_jax.models.config import ModelConfig
+from pipeline_rl_jax.models.held_params import HeldParams
 from pipeline_rl_jax.models.reward_model import build_reward_model
 from pipeline_rl_jax.records import Completion
 from pipeline_rl_jax.rewards.score import Score
@@ -32,13 +33,15 @@ from pipeline_rl_jax.telemetry.spans import span
 
 TokensOf = Callable[[Completion], np.ndarray]  # `data/vocabulary.py`: own_tokens, encode_again
 _SHORTEST_TOKENS = 32
+_ROWS_SHARE = 4
 _CLOSE_SECONDS = 10.0  # a thread that the device does not let go of is left behind
 
 
 class RewardModelOnDevice:
-    """Scores of whole texts, padded to `rows` by a doubled number of tokens; not thread-safe.
+    """Scores of up to `rows` whole texts, padded to few shapes; not thread-safe.
 
-    `params` as of `hf_reward.py`, on `mesh`; `order` is held while a program is dispatched.
+    `params` as of `hf_reward.py`, on `mesh`, `offloaded` between two calls to the host; `order` is
+    held while a program is dispatched.
     """
 
     def __init__(
@@ -50,10 +53,11 @@ class RewardModelOnDevice:
         rows: int,
         compute_dtype: str = "bfloat16",
         order: contextlib.AbstractContextManager | None = None,
+        offloaded: bool = False,
     ) -> None:
         self.rows = rows
         self.max_tokens = config.max_positions
-        self._params = params
+        self._params = HeldParams(params, offloaded=offloaded)
         self._order = order or contextlib.nullcontext()
         self._host_arrays = replicated(mesh)
         graph = build_reward_model(config, compute_dtype=compute_dtype)
@@ -65,16 +69,26 @@ class RewardModelOnDevice:
 
     def scores(self, texts: Sequence[np.ndarray]) -> np.ndarray:
         """One float32 score for each of up to `rows` texts; waits for the result."""
-        lengths = np.zeros(self.rows, np.int32)
+        rows = self._num_rows(len(texts))
+        lengths = np.zeros(rows, np.int32)
         lengths[: len(texts)] = [text.size for text in texts]
         width = padded_size(int(lengths.max()), _SHORTEST_TOKENS)
-        token_ids = np.zeros((self.rows, width), np.int32)
+        token_ids = np.zeros((rows, width), np.int32)
         for row, text in zip(token_ids, texts, strict=False):
             row[: text.size] = text
         arrays = jax.device_put((token_ids, lengths), self._host_arrays)
-        with self._order:
-            result = self._score(self._params, *arrays)
-        return np.asarray(jax.device_get(result))[: len(texts)]
+        with self._params.on_devices() as params:
+            with self._order:
+                result = self._score(params, *arrays)
+            return np.asarray(jax.device_get(result))[: len(texts)]
+
+    def _num_rows(self, needed: int) -> int:
+        """The least of `rows`, a quarter of them, a sixteenth .. that is enough: few programs, and
+        a straggler does not compute a whole batch of padding."""
+        size = self.rows
+        while size % _ROWS_SHARE == 0 and size // _ROWS_SHARE >= needed:
+            size //= _ROWS_SHARE
+        return size
 
 
 class _Request(NamedTuple):

@@ -12,6 +12,7 @@ import importlib
 import inspect
 import math
 import os
+import reprlib
 import sys
 import threading
 from collections.abc import Callable
@@ -50,7 +51,10 @@ class UserFunction:
             return Score(value=0.0, error="user_function_hung", detail=detail)
         call = self._start_call(completion)
         # Not wait_for: a TimeoutError of the function's own is not our deadline.
-        done, _ = await asyncio.wait({asyncio.wrap_future(call)}, timeout=self._deadline_seconds)
+        future = asyncio.wrap_future(call)
+        # Looked at by whoever gives up waiting, too, or asyncio complains of it in the log.
+        future.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        done, _ = await asyncio.wait({future}, timeout=self._deadline_seconds)
         if not done:
             self._give_up(call)
             detail = f"no answer within rewards.deadline_seconds ({self._deadline_seconds:g})"
@@ -63,7 +67,7 @@ class UserFunction:
 
     def _start_call(self, completion: Completion) -> concurrent.futures.Future[Any]:
         if self._loop is not None:
-            coroutine = self._function(completion)
+            coroutine = _await_call(self._function, completion)
             return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         call: concurrent.futures.Future[Any] = concurrent.futures.Future()
         call.set_running_or_notify_cancel()
@@ -103,7 +107,7 @@ def load_user_function(path: str) -> RewardFunction:
         sys.path.append(os.getcwd())
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(
             f"{where} must name a module that can be imported: {type(error).__name__}: {error}"
         ) from error
@@ -122,6 +126,13 @@ def _is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
+async def _await_call(function: RewardFunction, completion: Completion) -> Any:
+    try:
+        return await function(completion)
+    except SystemExit as error:  # it would end the thread in which all calls run
+        raise RuntimeError(f"called sys.exit({error.code!r})") from error
+
+
 def _score_of(call: asyncio.Future[Any]) -> Score:
     if call.cancelled():
         return Score(value=0.0, error="user_function_error", detail="cancelled itself")
@@ -130,8 +141,18 @@ def _score_of(call: asyncio.Future[Any]) -> Score:
         detail = f"{type(error).__name__}: {error}"
         return Score(value=0.0, error="user_function_error", detail=detail)
     value = call.result()
-    number = float(value) if hasattr(type(value), "__float__") else math.nan
+    number = _as_number(value)
     if not math.isfinite(number):
-        detail = f"returned {value!r}; it must return a finite number"
+        detail = f"returned {reprlib.repr(value)}; it must return a finite number"
         return Score(value=0.0, error="user_function_not_a_number", detail=detail)
     return Score(value=number)
+
+
+def _as_number(value: Any) -> float:
+    """NaN for what is none. Numbers of numpy and JAX are numbers, their arrays of one are not."""
+    try:
+        if not hasattr(type(value), "__float__") or getattr(value, "ndim", 0):
+            return math.nan
+        return float(value)
+    except Exception:  # noqa: BLE001 - an object of the user's may raise anything
+        return math.nan

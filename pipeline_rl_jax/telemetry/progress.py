@@ -9,11 +9,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import os
 import statistics
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TextIO
 
 import rich.console
 import rich.live
@@ -66,7 +68,17 @@ def open_progress(
         return SilentProgress()
     if mode == "on" or (console.is_terminal and not console.is_dumb_terminal):
         return PanelProgress(console)
-    return LineProgress(lambda text: print(text, file=console.file, flush=True))
+    return LineProgress(lambda text: print_line(text, file=console.file))
+
+
+def print_line(text: str, *, file: TextIO | None = None) -> None:
+    """Prints at once. A reader that has gone away (`| head`) costs what it would have read: the
+    run goes on, and its files hold everything."""
+    file = file or sys.stdout
+    try:
+        print(text, file=file, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
 
 
 class SilentProgress:

@@ -5,13 +5,20 @@ Does not own what other packages put into their subdirectories (checkpoints, pro
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
+import fcntl
 import json
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline_rl_jax.settings import Settings, SettingsError
 from pipeline_rl_jax.settings_parsing import format_settings, parse_settings, settings_to_dict
+
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +67,10 @@ class Workdir:
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
 
+    @property
+    def lock(self) -> Path:
+        return self.root / ".lock"
+
 
 def open_workdir(path: str | os.PathLike[str]) -> Workdir:
     """The directory, made when it is not there. Raises `SettingsError` when nothing can be written.
@@ -75,6 +86,46 @@ def open_workdir(path: str | os.PathLike[str]) -> Workdir:
     if not os.access(root, os.W_OK | os.X_OK):
         raise SettingsError(f"--workdir ({root}) cannot be written to; name another directory")
     return Workdir(root)
+
+
+@contextlib.contextmanager
+def alone_in(workdir: Workdir) -> Iterator[None]:
+    """No other process runs in the directory inside. Raises `SettingsError` when one does already.
+
+    The lock is the kernel's: it ends with the process, however that ends. A file system without
+    locks gives none, and the run goes on.
+    """
+    with open(workdir.lock, "a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            raise SettingsError(
+                f"--workdir ({workdir.root}) is in use by process {file.read().strip() or '?'}, "
+                "which writes its metrics and checkpoints there; name another directory, or stop it"
+            ) from error
+        except OSError as error:
+            _log.warning("%s cannot be locked (%s)", workdir.root, error.strerror)
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
+
+
+@contextlib.contextmanager
+def disk_errors(workdir: Workdir) -> Iterator[None]:
+    """Turns the failure of a full disk, wherever it shows inside, into a `SettingsError`."""
+    try:
+        yield
+    except SettingsError:
+        raise
+    except Exception as error:
+        if not _says_disk_full(error):
+            raise
+        raise SettingsError(
+            f"--workdir ({workdir.root}) is on a disk that is full; make room, and the same "
+            "command goes on from the newest complete checkpoint"
+        ) from error
 
 
 def write_config(workdir: Workdir, settings: Settings) -> None:
@@ -113,3 +164,17 @@ def keep_earlier(path: Path) -> None:
     while (kept := path.with_name(f"{path.stem}_{number}{path.suffix}")).exists():
         number += 1
     os.replace(path, kept)
+
+
+def _says_disk_full(error: BaseException | None) -> bool:
+    """True when an error, or one that led to it, is that no room or quota was left.
+
+    TensorStore has only the words.
+    """
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        if os.strerror(errno.ENOSPC) in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from pipeline_rl_jax.checkpointing.store import CheckpointStore, restore_params
@@ -179,6 +180,40 @@ def test_a_checkpoint_that_lacks_an_item_is_damaged(store, tmp_path, missing):
     save_versions(store, 1, 2)
     shutil.rmtree(tmp_path / "checkpoints" / "2" / missing)
     assert int(store.restore_latest(like()).state.step) == 1
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", '{"run": 1, "tensors": {}, "settings": {}}'])
+def test_a_checkpoint_whose_record_lacks_a_part_is_damaged(store, tmp_path, text):
+    save_versions(store, 1, 2)
+    (path,) = (tmp_path / "checkpoints" / "2" / "record").glob("metadata")
+    path.write_text(text)
+    assert int(store.restore_latest(like()).state.step) == 1
+    assert store.versions == [1]
+
+
+def change_weights(checkpoint: Path, params: dict) -> None:
+    """Rewrites the weights, as whole files, with one value changed."""
+    changed = jax.tree.map(np.array, params)
+    changed["layers"]["up"][1, 2, 3] += 1
+    shutil.rmtree(checkpoint / "params")
+    with ocp.StandardCheckpointer() as writer:
+        writer.save(checkpoint / "params", changed)
+
+
+def test_a_checkpoint_with_other_values_than_were_saved_is_damaged(store, tmp_path, caplog):
+    params = save_versions(store, 1, 2)
+    change_weights(tmp_path / "checkpoints" / "2", params[2])
+    assert int(restore_params(tmp_path / "checkpoints")["layers"]["up"][0, 0, 0]) < 200
+    assert int(store.restore_latest(like()).state.step) == 1
+    assert "tensors are not what was saved, among them params.layers.up" in caplog.text
+
+
+def test_a_checkpoint_under_another_number_is_damaged(store, tmp_path):
+    save_versions(store, 1, 2)
+    shutil.copytree(tmp_path / "checkpoints" / "2", tmp_path / "checkpoints" / "9")
+    again = CheckpointStore(tmp_path / "checkpoints", SETTINGS)
+    assert int(again.restore_latest(like()).state.step) == 2
+    again.close()
 
 
 def test_only_damaged_checkpoints_are_an_error_and_no_fresh_start(store, tmp_path):

@@ -92,6 +92,8 @@ def test_odd_line_ends_inside_a_record_do_not_break_it(tmp_path):
         ("a.jsonl", "\n \n", "holds no problem"),
         ("a.jsonl", '{"x": 1}', r"a\.jsonl, line 1, cannot be read: the fields 'x' fit none"),
         ("a.jsonl", "5", "line 1, cannot be read: records of kind int fit none"),
+        ("a.jsonl", GOOD_LINE + "\n" + "[" * 100_000, "line 2, is not JSON"),
+        ("a.json", "[" * 100_000, "is not JSON"),
         (
             "a.jsonl",
             GOOD_LINE + '\n{"question": "", "answer": "#### 1"}',
@@ -113,10 +115,13 @@ def test_bad_content_is_named_with_its_place(tmp_path, name, content, message):
 def test_bad_paths_are_named(tmp_path):
     (tmp_path / "folder").mkdir()
     write(tmp_path / "notes.txt", "x")
+    (tmp_path / "loop.jsonl").symlink_to(tmp_path / "loop.jsonl")
     for paths, message in [
         (tmp_path / "none.jsonl", r"data\.path \(.*none\.jsonl\) names no file"),
-        (tmp_path / "*.jsonl", r"\(.*\*\.jsonl\) names no file"),
+        (tmp_path / "*.parquet", r"\(.*\*\.parquet\) names no file"),
         (tmp_path / "folder", r"is a directory; use .*folder/\*\.jsonl"),
+        (tmp_path / "loop.jsonl", r"loop\.jsonl\) is a link that leads nowhere"),
+        (tmp_path / "fol*", r"also finds .*folder, which is a directory"),
         (tmp_path / "notes.txt", r"must end in \.jsonl, \.json, \.parquet"),
         (" , ", "must name a file"),
     ]:

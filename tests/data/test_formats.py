@@ -43,6 +43,12 @@ def test_known_layouts_are_recognised(record, name, problem, answer):
     assert (result.problem, result.answer, result.task) == (problem, answer, "t")
 
 
+@pytest.mark.parametrize("prompt", [5, None, "n?", {"role": "user"}])
+def test_a_prompt_that_is_no_list_of_messages(prompt):
+    with pytest.raises(ValueError, match="the prompt is not a list of messages but of kind"):
+        read(DAPO | {"prompt": prompt})
+
+
 def test_identifying_fields_are_kept():
     result = read(MATH | {"level": "Level 5", "unique_id": "a/7", "other": 1})
     assert result.metadata == {"level": "Level 5", "unique_id": "a/7"}

@@ -82,6 +82,13 @@ def test_no_end_at_all_is_an_error(directory):
         load_tokenizer(directory)
 
 
+@pytest.mark.parametrize("value", ["x", [1.5], [True], -1, ["</s>"]])
+def test_an_end_that_is_no_id_is_an_error(directory, value):
+    change_json(directory / "generation_config.json", eos_token_id=value)
+    with pytest.raises(ValueError, match=r"generation_config.json: eos_token_id .* a token id"):
+        load_tokenizer(directory)
+
+
 def test_an_end_that_the_tokenizer_does_not_know_is_an_error(directory):
     change_json(directory / "tokenizer_config.json", eos_token="</s>")
     with pytest.raises(ValueError, match=r"eos_token \(</s>\).*not in its tokenizer\.json"):

@@ -90,6 +90,10 @@ def test_four_models_on_devices_of_their_own_and_a_resume(model, tmp_path):
         "meshes__reference_devices": (2,),
         "meshes__critic_devices": (3,),
     }
+    text = build.describe(parse_settings(tiny_config(model, **(VARIED | changes))))
+    assert "critic AdamW moments" in text
+    assert "2 epochs of 2 updates each" in text
+    assert "lambda 0.95, critic: a model of its own" in text
     first = run(model, tmp_path, schedule__num_steps=3, **changes)
     assert [line["trainer/skipped_steps"] for line in first] == [0, 0, 0]
     assert first[0]["value/mean"] == 0.0  # its head starts at zero

@@ -162,6 +162,55 @@ def test_what_cannot_work_is_one_line_before_any_training(model, tmp_path, chang
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
+def test_training_that_comes_to_nothing_ends_with_the_good_checkpoints_kept(model, tmp_path):
+    changes = {
+        "trainer__learning_rate": 1e30,
+        "schedule__num_steps": 20,
+        "checkpointing__every_steps": 1,
+        "checkpointing__max_to_keep": 2,
+        "evaluation__at_start": False,
+    }
+    with pytest.raises(SettingsError, match=r"lower trainer.learning_rate.* checkpoint") as error:
+        run(model, tmp_path, **changes)
+    losses = [line["trainer/loss"] for line in read_metrics(tmp_path) if "trainer/loss" in line]
+    assert losses[-5:] == [None] * 5
+    num_good = len(losses) - 5
+    kept = sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir())
+    assert kept == list(range(max(1, num_good - 1), num_good + 1))
+    assert f"step {num_good} has the weights that were tried in vain" in str(error.value)
+
+
+def test_a_reward_that_always_fails_ends_the_run(model, tmp_path):
+    changes = {
+        "rewards__correctness": "user",
+        "rewards__user_function": "tests.fakes.reward_functions:unreachable_service",
+        "evaluation__at_start": False,
+    }
+    with pytest.raises(SettingsError, match="256 of them for user_function_error") as error:
+        run(model, tmp_path, **changes)
+    assert "\n" not in str(error.value)
+
+
+def test_evaluation_prompts_that_are_too_long_are_one_line(model, tmp_path):
+    path = tmp_path / "long.jsonl"
+    path.write_text(json.dumps({"problem": "x" * 500, "answer": "1"}))
+    with pytest.raises(SettingsError, match=r"generation\.max_prompt_tokens"):
+        run(model, tmp_path / "run", evaluation__path=str(path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model__tokenizer": "/no/such"}, r"model.tokenizer \(/no/such\)"),
+        ({"evaluation__path": "/no.jsonl"}, r"evaluation.path \(/no.jsonl\) names no file"),
+        ({"data__source": "files", "data__path": "/no.jsonl"}, r"data.path \(/no.jsonl\)"),
+    ],
+)
+def test_a_dry_run_refuses_paths_that_lead_nowhere(model, changes, message):
+    with pytest.raises(SettingsError, match=message):
+        build.describe(parse_settings(tiny_config(model, **changes)))
+
+
 def test_dry_run_text(model):
     text = build.describe(parse_settings(tiny_config(model)))
     for part in ("27,168 parameters", "generation: data=1, tensor=1", "KV cache", "16 rollouts"):

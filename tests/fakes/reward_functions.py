@@ -51,6 +51,10 @@ async def blocks_its_loop(completion):
     return 1.0
 
 
+async def exits_async(completion):
+    raise SystemExit(3)
+
+
 def share_of_vowels(completion):
     return (
         sum(letter in "aeiouAEIOU" for letter in completion.text) / 8 + completion.num_tokens / 80

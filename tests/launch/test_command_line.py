@@ -89,6 +89,8 @@ def test_value_apart_from_its_flag(parse):
             ["--config.algorithm.normalise_std=maybe"],
             "algorithm.normalise_std (maybe) must be True or False; the config file has False",
         ),
+        (["--config.=3"], "--config.=3 names no setting; write --config.section.key=value"),
+        (["--config."], "--config. names no setting; write --config.section.key=value"),
         (["--dry_run=maybe"], "--dry_run (maybe) must be True or False"),
         (["--workdr=x"], "--workdr is not a flag; did you mean --workdir?"),
         (["--qqq"], "--qqq is not a flag; --help lists the flags"),
@@ -151,6 +153,19 @@ def test_a_mistake_exits_with_2_and_no_traceback(tmp_path):
     assert result.returncode == 2
     assert result.stdout == ""
     assert result.stderr == "error: a (1) must be 2\nerror: b (2) must be 3\n"
+
+
+def test_a_flag_file_that_is_not_there(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM.format(launch=str(ROOT / "launch"), body="return define_config()"))
+    path.write_text(path.read_text().replace("import run_main", "import define_config, run_main"))
+    path.write_text(path.read_text().replace("def main", "define_config()\n\ndef main"))
+    command = [sys.executable, path, "--flagfile=/nonexistent"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: --flagfile cannot be read: ")
+    assert "No such file or directory: '/nonexistent'" in line
 
 
 def test_an_error_of_ours_keeps_its_traceback(tmp_path):

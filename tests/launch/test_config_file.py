@@ -66,6 +66,35 @@ def test_missing_file_unlike_any_lists_what_there_is():
     assert "does not exist; there are configs/base.py" in problem_of("/nowhere/zzzzzz.py")
 
 
+@pytest.mark.parametrize(
+    ("raised", "error"),
+    [
+        ("type('Own', (Exception,), {})('mine')", "line 2: Own: mine"),
+        ("SystemExit(3)", "line 2: SystemExit: 3"),
+    ],
+)
+def test_whatever_a_config_raises_is_told(tmp_path, raised, error):
+    path = tmp_path / "raises.py"
+    path.write_text(f"def get_config():\n    raise {raised}\n")
+    assert problem_of(path).endswith(error)
+
+
+@pytest.mark.parametrize(
+    ("expression", "problem"),
+    [
+        ("ml_collections.ConfigDict()", "returns an empty ConfigDict; start from configs/base.py"),
+        (
+            "ml_collections.FrozenConfigDict({'a': 1})",
+            "not a FrozenConfigDict; return ConfigDict(config)",
+        ),
+    ],
+)
+def test_a_config_that_cannot_be_used(tmp_path, expression, problem):
+    path = tmp_path / "config.py"
+    path.write_text(f"import ml_collections\n\ndef get_config():\n    return {expression}\n")
+    assert problem_of(path).endswith(problem)
+
+
 def test_not_a_config(tmp_path):
     empty = tmp_path / "empty.py"
     empty.write_text("")
@@ -73,6 +102,9 @@ def test_not_a_config(tmp_path):
     plain = tmp_path / "plain.py"
     plain.write_text("def get_config():\n    return {}\n")
     assert "get_config() must return a ConfigDict, not dict" in problem_of(plain)
+    nul = tmp_path / "nul.py"
+    nul.write_text("\0")
+    assert problem_of(nul).startswith(f"{nul}: SyntaxError: ")
     text = tmp_path / "config.yaml"
     text.write_text("seed: 1")
     assert "must be a Python file" in problem_of(text)

@@ -45,6 +45,13 @@ def test_a_run_becomes_a_hugging_face_directory(workdir, tmp_path):
     assert load_tokenizer(output).decode(ids) == text
 
 
+def test_a_broken_config_of_a_run_is_named(tmp_path):
+    (tmp_path / "config.json").write_text("{")
+    result = export(f"--workdir={tmp_path}", f"--output={tmp_path / 'exported'}")
+    (line,) = lines_of_mistake(result)
+    assert line.startswith(f"error: --workdir ({tmp_path}) holds a config.json that is not JSON")
+
+
 def test_mistakes_are_one_line_and_write_nothing(workdir, tmp_path):
     output = f"--output={tmp_path / 'exported'}"
     for arguments, words in (

@@ -25,6 +25,16 @@ def test_a_failure_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_place_where_nothing_can_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    target = tmp_path / "file" / "target"
+    with (
+        pytest.raises(ValueError, match=r"output \(.*target\) cannot be made: .*; name another"),
+        atomic_directory(target),
+    ):
+        pass
+
+
 def test_what_exists_is_kept(tmp_path):
     target = tmp_path / "target"
     target.mkdir()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 
 import pytest
 
@@ -170,6 +171,8 @@ def test_flags_that_do_not_fit_the_family_are_not_written(tiny_config):
         ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor \(0.5\)"),
         ({"hidden_size": "wide"}, r"hidden_size \('wide'\) must be a positive integer"),
         ({"num_hidden_layers": 0}, r"num_hidden_layers \(0\) must be a positive integer"),
+        ({"num_hidden_layers": 10**9}, r"num_hidden_layers \(1000000000\) must be at most 10000"),
+        ({"rms_norm_eps": math.inf}, r"rms_norm_eps \(inf\) must be a positive number"),
         ({"rms_norm_eps": -1.0}, r"rms_norm_eps \(-1.0\) must be a positive number"),
         ({"vocab_size": None}, "vocab_size is missing"),
         ({"num_key_value_heads": 5}, r"\(32\) must be a multiple of num_key_value_heads \(5\)"),
@@ -186,6 +189,9 @@ def test_a_directory_without_a_readable_config(tmp_path):
     with pytest.raises(ValueError, match=r"holds no config\.json"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text('{"architectures": ["Llama')
+    with pytest.raises(ValueError, match="is not valid JSON"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text("[" * 100_000)
     with pytest.raises(ValueError, match="is not valid JSON"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text("[]")

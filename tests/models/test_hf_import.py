@@ -102,6 +102,21 @@ def test_long_lists_are_cut(golden_qwen2, tmp_path, single_device):
         _load(tmp_path, single_device)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_values_that_are_not_finite_are_named(golden_qwen2, tmp_path, single_device, value):
+    name = "model.layers.1.mlp.up_proj.weight"
+
+    def change(values):
+        values[name][3, 2] = value
+        values["model.norm.weight"][0] = value
+
+    _rewrite(golden_qwen2.directory, tmp_path, change)
+    with pytest.raises(ValueError, match="NaN or infinite values in its weights: ") as caught:
+        _load(tmp_path, single_device)
+    named = str(caught.value).split("weights: ")[1].split(". Fetch")[0]
+    assert set(named.split(", ")) == {name, "model.norm.weight"}
+
+
 def test_tied_models_may_store_the_matrix_twice(golden_smollm, tmp_path, single_device):
     def change(values):
         values["lm_head.weight"] = values["model.embed_tokens.weight"]

@@ -3,7 +3,9 @@ import asyncio
 import pytest
 
 from pipeline_rl_jax.orchestrate.acting import Actor
+from pipeline_rl_jax.orchestrate.failures import StageFailure
 from pipeline_rl_jax.orchestrate.flow import Flow
+from pipeline_rl_jax.rewards.score import ScoringFailure
 from pipeline_rl_jax.rollouts.staleness import LagBound
 from tests.fakes.stages import FakeGeneration, FakePreprocess, FakeScoring, World, make_plan
 from tests.fakes.virtual_clock import run_virtual
@@ -122,6 +124,44 @@ def test_lost_refused_and_empty_groups_make_room_for_others():
     assert [item.num_rollouts for item in items] == [1, 1]
     assert drops == {"no_score": 2 + 3, "refused": 1}
     assert world.prompts.snapshot() == {"stream": {"next": 1}, "finished": [2]}
+
+
+class CountingScoring(FakeScoring):
+    """Scores the completions that `scored` names by their number, the first being 1."""
+
+    def __init__(self, scored):
+        super().__init__(fails=lambda completion: True)
+        self.scored = scored
+        self.num_asked = 0
+
+    async def score(self, completion):
+        self.num_asked += 1
+        self.fails = lambda _: not self.scored(self.num_asked)
+        failure = await super().score(completion)
+        if isinstance(failure, ScoringFailure):
+            reason = "rare" if self.num_asked % 10 == 0 else "down"
+            return ScoringFailure(reason=reason, detail=f"the {self.num_asked}th")
+        return failure
+
+
+def test_completions_in_a_row_without_a_score_end_the_run():
+    """Twice 300 with one score between them would be too many, one of them is."""
+    scoring = CountingScoring(scored=lambda number: number in (299, 300))
+
+    async def scenario(flow, actor):
+        while await turn(flow, actor, horizon=1):
+            pass
+
+    # 75 rollouts a batch: 4 batches are 300.
+    plan = {"group_size": 25, "batch_groups": 3, "scores_in_flight": 1, "num_steps": 1000}
+    world = World(generation=FakeGeneration(slots=25), scoring=scoring)
+    with pytest.raises(StageFailure) as caught:
+        act(world, scenario, **plan)
+    assert str(caught.value) == (
+        "scoring: HopelessRun: 300 completions in a row could not be scored, 270 of them for down "
+        "(the last one: the 600th); mend the reward (rewards.*) or the answers in the data, then "
+        "run the same command again"
+    )
 
 
 def test_a_group_remembers_the_version_at_its_admission():

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 from ml_collections import ConfigDict
 
@@ -78,6 +80,7 @@ def test_a_mistake_of_the_base_is_told_once():
         ({"budget": {"samples": 32, "seconds": 0.0}}, "budget.samples (32) are 2 steps"),
         ({"budget": {"samples": 0, "seconds": 0.0}}, "budget.samples (0) must be a whole number"),
         ({"budget": {"samples": 160, "seconds": -1.0}}, "budget.seconds (-1.0) must be"),
+        ({"budget": {"samples": 160, "seconds": math.nan}}, "budget.seconds (nan) must be"),
         ({"budget": {"samples": 160}}, "budget ({'samples': 160}) must have the keys"),
         ({"rows": {}}, "rows must name at least one row"),
         ({"rows": {"a b": {}}}, "rows.a b must be named with letters"),

@@ -7,7 +7,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from pipeline_rl_jax.orchestrate.failures import StageFailure
+from pipeline_rl_jax.orchestrate.failures import HopelessRun, StageFailure
 from pipeline_rl_jax.orchestrate.stages import RunReport
 from pipeline_rl_jax.records import StopReason
 from pipeline_rl_jax.rollouts.ledger import PromptLedger
@@ -213,6 +213,18 @@ def test_a_stage_that_hangs_is_named_at_the_deadline(name, stage):
     assert isinstance(caught.value.cause, WaitedTooLong)
     message = str(caught.value)
     assert f"{stage} was at work for 100 s" in message or f"{stage} is at work" in message, message
+
+
+@every_schedule
+def test_a_run_without_a_single_score_ends_and_tells_why(name):
+    world = World(scoring=FakeScoring(fails=lambda completion: True))
+    with pytest.raises(StageFailure) as caught:
+        run_schedule(name, world, make_plan(num_steps=10))
+    assert caught.value.stage == "scoring"
+    assert isinstance(caught.value.cause, HopelessRun)
+    assert "256 completions in a row could not be scored, 256 of them for no_score" in str(
+        caught.value
+    )
 
 
 @every_schedule

@@ -173,9 +173,27 @@ def test_only_batches_in_a_row_that_come_to_nothing_end_a_run():
         for _ in range(200):
             await learner.prepare([admit([0])])
 
-    with pytest.raises(StageFailure, match="preprocess: RuntimeError: 200 batches in a row"):
+    with pytest.raises(StageFailure, match="preprocess: HopelessRun: 200 batches in a row"):
         learn(world, scenario)
     assert len(prepared) == 2
+
+
+def test_steps_that_are_left_out_are_reported_and_then_end_the_run():
+    class NotFinite(FakeTraining):
+        async def train(self, batch):
+            metrics = await super().train(batch)
+            return {**metrics, "trainer/loss": float("nan"), "trainer/gradient_norm": 1.0}
+
+    world = World(training=NotFinite())
+
+    async def scenario(flow, learner, admit):
+        for version in range(10):
+            await learner.step(await learner.prepare([admit([version])]), publish=False)
+
+    with pytest.raises(StageFailure, match="NaN or infinite in steps 1 to 5") as caught:
+        learn(world, scenario)
+    assert caught.value.stage == "training"
+    assert [report.version for report in world.observer.reports] == [1, 2, 3, 4, 5]
 
 
 def test_a_batch_for_other_weights_is_not_trained_on():

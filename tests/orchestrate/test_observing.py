@@ -1,6 +1,8 @@
 """What is reported after a step, and when evaluations and checkpoints are due."""
 
 import asyncio
+import dataclasses
+import math
 
 import pytest
 
@@ -118,6 +120,18 @@ def test_a_version_is_saved_once(tmp_path):
     observer.save(3)
     observer.save(3)
     assert [version for version, _ in recorder.saved] == [3]
+
+
+def test_a_step_that_was_left_out_is_not_saved_and_the_next_good_one_is(tmp_path):
+    observer, recorder = make_observer(tmp_path, checkpointing={"every_steps": 1})
+    lost = dataclasses.replace(report(2), metrics=report(2).metrics | {"trainer/loss": math.nan})
+    for each in (report(1), lost):
+        asyncio.run(observer.after_step(each))
+    assert not observer.save(2)
+    assert recorder.saved == [(1, 2)]
+    assert recorder.notes[-1] == "no checkpoint of step 2: its loss or gradient was not finite"
+    asyncio.run(observer.after_step(report(3)))
+    assert [version for version, _ in recorder.saved] == [1, 3]
 
 
 @pytest.mark.parametrize(("version", "before"), [(0, 0.25), (3, None)])

@@ -8,6 +8,7 @@ import jax
 from pipeline_rl_jax.data.vocabulary import own_tokens
 from pipeline_rl_jax.meshes import build_meshes
 from pipeline_rl_jax.orchestrate.plan_text import (
+    critic_bytes,
     generation_bytes,
     reference_bytes,
     scoring_bytes,
@@ -97,3 +98,16 @@ def test_a_streamed_reference_keeps_what_it_has_read():
     )
     sizes = reference_bytes(settings, TINY, meshes(settings))
     assert sizes["reference KV cache"] == 2 * 2 * 6 * 2 * 50 * 8 * 2
+
+
+def test_a_critic_model_counts_with_its_moments():
+    settings = make_settings(
+        algorithm={"baseline": "gae", "critic": "model"}, meshes={"critic_devices": (2, 3)}
+    )
+    sizes = critic_bytes(settings, TINY, meshes(settings))
+    half = TINY.num_parameters // 2
+    assert sizes == {
+        "critic weights": 4 * half,
+        "critic AdamW moments (float32)": 8 * half,
+        "critic gradients (float32)": 4 * half,
+    }

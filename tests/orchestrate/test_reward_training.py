@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 
 import numpy as np
 import pytest
@@ -120,17 +121,41 @@ def test_every_mistake_of_the_settings_is_told():
     assert len(caught.value.problems) == 6
 
 
+def test_a_negative_number_of_pairs_is_told_once():
+    config = _config("model", "pairs.jsonl")
+    config.data.eval_pairs = -1
+    config.trainer.learning_rate = math.inf
+    with pytest.raises(SettingsError) as caught:
+        parse_reward_training(config)
+    assert caught.value.problems == (
+        "data.eval_pairs (-1) must be 1 or more when data.eval_files is empty",
+        "trainer.learning_rate (inf) must be above 0, and finite",
+    )
+
+
+def test_training_that_is_not_finite_ends_in_one_line(model, tmp_path):
+    config = _config(model, _write_pairs(tmp_path / "p.jsonl", 60))
+    config.trainer.update(learning_rate=1e30, num_steps=6)
+    with pytest.raises(SettingsError, match=r"is NaN or infinite.*learning_rate \(1e\+30\)"):
+        run_reward_training(
+            parse_reward_training(config), workdir=open_workdir(tmp_path / "run"), show=print
+        )
+    assert not (tmp_path / "run" / "model").exists()
+
+
 def test_settings_are_read_by_the_rules_of_all_settings():
     config = train_reward.get_config().to_dict()
     config["trainer"]["learning_rate"] = "fast"
     del config["seed"]
     config["data"]["colour"] = 1
+    config["trainer"]["epsilon"] = 1e-8
     with pytest.raises(SettingsError) as caught:
         parse_reward_training(config)
     told = "\n".join(caught.value.problems)
     assert "trainer.learning_rate ('fast') must be a number" in told
     assert "seed is missing" in told
     assert "data.colour is not a setting" in told
+    assert "trainer.epsilon is not a setting; trainer has num_steps, batch_pairs" in told
     assert {field.name for field in dataclasses.fields(RewardTraining)} == {
         *train_reward.get_config()
     }

@@ -54,6 +54,23 @@ def test_equal_weights_give_the_trainers_logprobs_on_any_mesh():
     assert np.abs(make_reference(mesh, seed=1).logprobs(batch) - expected).max() > 0.1
 
 
+def test_offloaded_weights_give_the_same_logprobs():
+    batch, mesh = tiny_batch(6, padded_rows=16), tiny_meshes().trainer
+    params = random_params(TINY, seed=0, dtype="float32", shardings=param_shardings(TINY, mesh))
+    expected = make_reference(mesh).logprobs(batch)
+    offloaded = ReferencePolicy(
+        TINY,
+        params,
+        settings=SETTINGS,
+        mesh=mesh,
+        order=contextlib.nullcontext(),
+        offloaded=True,
+    )
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(params))
+    for _ in range(2):
+        np.testing.assert_array_equal(offloaded.logprobs(batch), expected)
+
+
 def test_every_dispatch_is_in_order_and_padding_rows_are_left_out():
     class Order(contextlib.AbstractContextManager):
         def __init__(self):

@@ -45,6 +45,20 @@ def test_everybody_gets_the_score_of_their_own_text(model, monkeypatch):
     assert max(sizes) <= 3
 
 
+def test_few_texts_compute_few_rows():
+    model = RewardModelOnDevice(
+        TINY, reward_params(), mesh=scoring_mesh(), rows=32, compute_dtype="float32"
+    )
+    shapes, real = [], model._score
+    model._score = lambda params, ids, lengths: (
+        shapes.append(ids.shape) or real(params, ids, lengths)
+    )
+    texts = [own_tokens(make_completion(i, prompt_tokens=3, num_tokens=9)) for i in range(9)]
+    for number in (1, 2, 3, 8, 9):
+        model.scores(texts[:number])
+    assert shapes == [(2, 32), (2, 32), (8, 32), (8, 32), (32, 32)]
+
+
 def test_a_text_beyond_the_context_has_no_score(model):
     completion = make_completion(0, prompt_tokens=100, num_tokens=29)
     (score,) = _score_all(RewardModelScorer(model, tokens_of=own_tokens), [completion])

@@ -1,10 +1,13 @@
 import asyncio
+import gc
 import math
 import time
 
+import numpy as np
 import pytest
 
 from pipeline_rl_jax.rewards import user_function
+from pipeline_rl_jax.rewards.score import Score
 from pipeline_rl_jax.rewards.user_function import UserFunction, load_user_function
 from tests.fakes import reward_functions
 from tests.fakes.completions import make_text_completion
@@ -40,13 +43,40 @@ def test_it_runs_off_the_thread_of_the_event_loop():
         (reward_functions.no_number_at_all, "user_function_not_a_number", "'1.0'"),
         (lambda completion: None, "user_function_not_a_number", "None"),
         (lambda completion: math.inf, "user_function_not_a_number", "inf"),
+        (lambda completion: np.array([1.0]), "user_function_not_a_number", "array([1.])"),
+        (lambda completion: np.array([1.0, 2.0]), "user_function_not_a_number", "array([1., 2.])"),
+        (lambda completion: 10**400, "user_function_not_a_number", "must return a finite number"),
         (lambda completion: exit(), "user_function_error", "SystemExit"),
+        (reward_functions.exits_async, "user_function_error", "called sys.exit(3)"),
     ],
 )
 def test_what_is_no_score_is_an_error_and_not_zero(function, error, detail):
     score = _score(function)
     assert score.error == error
     assert detail in score.detail
+
+
+@pytest.mark.parametrize("number", [np.float32(0.5), np.array(0.5), np.float64(0.5)])
+def test_numbers_of_numpy_are_numbers(number):
+    assert _score(lambda completion: number) == Score(value=0.5)
+
+
+def test_an_exit_in_a_coroutine_leaves_the_others_alone():
+    calls = iter([SystemExit(3), 0.5])
+
+    async def function(completion):
+        call = next(calls)
+        if isinstance(call, SystemExit):
+            raise call
+        return call
+
+    async def score_twice():
+        scorer = UserFunction(function, deadline_seconds=2.0)
+        completion = make_text_completion("", answer="1")
+        return [await scorer.score(completion) for _ in range(2)]
+
+    first, second = asyncio.run(score_twice())
+    assert (first.error, second) == ("user_function_error", Score(value=0.5))
 
 
 @pytest.mark.parametrize(
@@ -62,6 +92,23 @@ def test_a_function_that_hangs_is_given_up_at_the_deadline(function):
     score = _score(function, deadline_seconds=0.1)
     assert score.error == "user_function_deadline"
     assert time.monotonic() - start < 0.9
+
+
+def test_an_error_after_all_is_over_is_no_line_in_the_log(caplog):
+    def function(completion):
+        time.sleep(0.2)
+        raise RuntimeError("too late")
+
+    async def give_up():
+        scorer = UserFunction(function, deadline_seconds=5.0)
+        task = asyncio.create_task(scorer.score(make_text_completion("", answer="1")))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.sleep(0.3)
+
+    asyncio.run(give_up())
+    gc.collect()
+    assert caplog.text == ""
 
 
 def test_hung_threads_are_bounded_and_those_that_return_make_room(monkeypatch):
@@ -80,6 +127,13 @@ def test_hung_threads_are_bounded_and_those_that_return_make_room(monkeypatch):
         "user_function_hung",
         "user_function_deadline",
     ]
+
+
+def test_a_module_that_exits_at_import_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "exits_at_import.py").write_text("import sys\nsys.exit(0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match="a module that can be imported: SystemExit: 0"):
+        load_user_function("exits_at_import:f")
 
 
 def test_loading_by_import_path(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 import io
 import math
+import os
 
 import rich.console
 
@@ -10,6 +11,7 @@ from pipeline_rl_jax.telemetry.progress import (
     SilentProgress,
     StepTimes,
     open_progress,
+    print_line,
 )
 
 
@@ -107,3 +109,11 @@ def test_modes():
     panel = open_progress("on", console=console)
     panel.close()
     assert isinstance(panel, PanelProgress)
+
+
+def test_a_reader_that_went_away_does_not_end_the_run():
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as file:
+        print_line("nobody reads this", file=file)
+        print_line("nor this", file=file)

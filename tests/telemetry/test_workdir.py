@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 
@@ -5,6 +6,8 @@ import pytest
 
 from pipeline_rl_jax.settings import SettingsError
 from pipeline_rl_jax.telemetry.workdir import (
+    alone_in,
+    disk_errors,
     keep_earlier,
     open_workdir,
     read_config,
@@ -64,3 +67,38 @@ def test_earlier_files_are_numbered(tmp_path):
     assert not path.exists()
     assert (tmp_path / "trace_1.json").read_text() == "first"
     assert (tmp_path / "trace_2.json").read_text() == "second"
+
+
+def test_one_process_at_a_time(tmp_path):
+    workdir = open_workdir(tmp_path)
+    with alone_in(workdir):
+        with (
+            pytest.raises(SettingsError, match=rf"is in use by process {os.getpid()}, which"),
+            alone_in(open_workdir(tmp_path)),
+        ):
+            pass
+        with alone_in(open_workdir(tmp_path / "another")):
+            pass
+    with alone_in(workdir):  # it is free again
+        pass
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        OSError(errno.EDQUOT, "Disk quota exceeded"),
+        ValueError("UNKNOWN: Error writing local file: No space left on device [os_error=28]"),
+    ],
+)
+def test_a_full_disk_is_one_line_wherever_it_shows(tmp_path, error):
+    line = r"--workdir \(.*\) is on a disk that is full; make room"
+    failure = RuntimeError("observer: failed")
+    failure.__cause__ = error
+    with pytest.raises(SettingsError, match=line), disk_errors(open_workdir(tmp_path)):
+        raise failure
+
+
+def test_other_errors_pass(tmp_path):
+    with pytest.raises(OSError, match="else"), disk_errors(open_workdir(tmp_path)):
+        raise OSError(errno.EIO, "something else")
