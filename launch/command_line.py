@@ -181,8 +181,9 @@ _ABSENT = object()
 def _paths(config: ConfigDict, prefix: str = "") -> Iterator[str]:
     """The dotted path of every value in a config."""
     for key in config:
-        if isinstance(config[key], ConfigDict):
-            yield from _paths(config[key], f"{prefix}{key}.")
+        value = config[key]
+        if isinstance(value, ConfigDict):
+            yield from _paths(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}"
 

@@ -171,7 +171,7 @@ def _eos_token_ids(
 
 def _as_ids(value: object, *, origin: Path) -> list[int]:
     """The ids of a number, a list or null."""
-    ids = value if isinstance(value, list) else [] if value is None else [value]
+    ids: list[Any] = value if isinstance(value, list) else [] if value is None else [value]
     for item in ids:
         if isinstance(item, bool) or not isinstance(item, int) or item < 0:
             raise ValueError(

@@ -115,6 +115,8 @@ class Parts:
                 optimizer=self.critic.optimizer,
                 mesh=meshes.critic,
                 state=state.critic,
+                # On the trainer's devices it works inside the trainer's steps, which hold `order`.
+                order=None if meshes.critic is meshes.trainer else self.order_beside,
             )
         return Trainer(
             self.config,

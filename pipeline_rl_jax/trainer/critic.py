@@ -6,6 +6,7 @@ is in the policy's state and step.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 
@@ -50,9 +51,14 @@ class Critic:
         optimizer: optax.GradientTransformation,
         mesh: Mesh,
         state: TrainState,
+        order: contextlib.AbstractContextManager | None = None,
     ) -> None:
-        """Takes `state` over, whose params hold a value head."""
+        """Takes `state` over, whose params hold a value head.
+
+        `order` is held while a program is dispatched, where others dispatch to devices of `mesh`.
+        """
         self.state = state
+        self._order = order or contextlib.nullcontext()
         self._rows_per_micro_batch = settings.trainer.rows_per_micro_batch
         self._mesh = mesh
         self._values = build_value_forward(config, settings, mesh=mesh)
@@ -60,7 +66,8 @@ class Critic:
 
     def values(self, batch: PackedBatch) -> ValueRows:
         """Of every loss token, on the host; waits for them."""
-        return self._values(self.state.params, batch)
+        with self._order:
+            return self._values(self.state.params, batch)
 
     def train(self, batch: PackedBatch, *, advance: int) -> Metrics:
         """One update towards the batch's `returns`; returns while the devices work."""
@@ -68,7 +75,8 @@ class Critic:
             batch, rows_per_micro_batch=self._rows_per_micro_batch, mesh=self._mesh
         )
         placed_advance = jax.device_put(np.int32(advance), replicated(self._mesh))
-        self.state, metrics = self._step(self.state, placed, placed_advance)
+        with self._order:
+            self.state, metrics = self._step(self.state, placed, placed_advance)
         return metrics
 
 
