@@ -29,8 +29,9 @@ def get_config() -> ConfigDict:
     config.trainer.batch_rollouts = 4
     config.trainer.tokens_per_row = 320
     config.trainer.rows_per_micro_batch = 2
-    config.schedule.num_steps = 20
+    config.schedule.num_steps = 16
     config.schedule.max_lag = 8
+    config.schedule.stream_groups = 8  # the decode loop may run ahead: it never has to wait
     config.evaluation.at_start = False
     config.evaluation.at_end = False
     config.telemetry.timeline = True

@@ -9,7 +9,7 @@ import jax
 
 from pipeline_rl_jax.meshes import configure_virtual_devices
 from pipeline_rl_jax.settings import Settings
-from pipeline_rl_jax.settings_checks import check_devices
+from pipeline_rl_jax.settings_meshes import check_devices
 
 
 def start_devices(settings: Settings) -> None:

@@ -1,29 +1,31 @@
 """What settings demand of each other.
 
-Owns the checks that need no model, no data and no device, and `check_devices`, which needs only
-their number. Each check yields one complete line per problem: path, value, constraint, way out.
-The range of a number by itself is in `settings_ranges.py`, the combinations inside `algorithm` are
-in `settings_algorithm.py`.
+Owns the checks that need no model, no data and no device. Each yields one complete line per
+problem: path, value, constraint, way out. The range of a number by itself is in
+`settings_ranges.py`; combinations inside `algorithm`, of the meshes, and of what scores are in
+`settings_algorithm.py`, `settings_meshes.py` and `settings_scoring.py`.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import math
 import re
 import string
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from pipeline_rl_jax.settings import (
-    GenerationMeshSettings,
     GenerationSettings,
     OvercommitSettings,
     Settings,
-    SettingsError,
-    TrainerMeshSettings,
 )
 from pipeline_rl_jax.settings_algorithm import find_algorithm_problems
+from pipeline_rl_jax.settings_meshes import (
+    find_device_problems,
+    find_mesh_problems,
+    nearest_multiples,
+    num_row_parts,
+)
 from pipeline_rl_jax.settings_ranges import find_range_problems
 from pipeline_rl_jax.settings_scoring import find_scoring_problems
 
@@ -39,15 +41,14 @@ def find_problems(settings: Settings) -> list[str]:
         return problems
     checks = (
         _check_model,
-        _check_meshes,
+        find_mesh_problems,
         _check_data,
         _check_prompts_and_rows,
         _check_sampling,
         _check_rewards,
-        _check_scoring,
+        find_scoring_problems,
         _check_groups,
-        _check_reference,
-        _check_critic,
+        find_device_problems,
         _check_batch,
         _check_schedule,
         _check_outputs,
@@ -55,93 +56,11 @@ def find_problems(settings: Settings) -> list[str]:
     return [problem for check in checks for problem in check(settings)]
 
 
-def check_devices(settings: Settings, num_devices: int) -> None:
-    """Raises `SettingsError` when a mesh names a device that this process does not have."""
-    problems = []
-    for name in (
-        "trainer_devices",
-        "generation_devices",
-        "reference_devices",
-        "critic_devices",
-        "scoring_devices",
-    ):
-        path, indices = f"meshes.{name}", getattr(settings.meshes, name)
-        if max(indices, default=0) >= num_devices:
-            known = "index 0 only" if num_devices == 1 else f"indices 0 to {num_devices - 1}"
-            problems.append(
-                f"{path} {indices} names device {max(indices)} but this process has {num_devices}: "
-                f"use {known}, or on CPU set meshes.virtual_devices={max(indices) + 1}"
-            )
-    if problems:
-        raise SettingsError(*problems)
-
-
 def _check_model(settings: Settings) -> Iterator[str]:
     if not settings.model.source:
         yield (
             "model.source ('') must name a model: a Hugging Face directory, a hub id, "
             'or "smollm2-135m"'
-        )
-
-
-def _check_meshes(settings: Settings) -> Iterator[str]:
-    meshes = settings.meshes
-    trainer, generation = meshes.trainer_devices, meshes.generation_devices
-    problems = [
-        *_check_device_list("meshes.trainer_devices", trainer, meshes.virtual_devices),
-        *_check_device_list("meshes.generation_devices", generation, meshes.virtual_devices),
-    ]
-    if problems:
-        yield from problems
-        return
-    shared = sorted(set(trainer) & set(generation))
-    if shared and not (len(trainer) == 1 and trainer == generation):
-        yield (
-            f"meshes.trainer_devices {trainer} and meshes.generation_devices {generation} share "
-            f"{shared}; give each side devices of its own, or both the same single device"
-        )
-    yield from _check_axes("meshes.trainer", meshes.trainer, len(trainer))
-    yield from _check_axes("meshes.generation", meshes.generation, len(generation))
-
-
-def _check_device_list(path: str, indices: tuple[int, ...], virtual_devices: int) -> Iterator[str]:
-    if not indices:
-        yield f"{path} () must name at least one device, for example (0,)"
-    elif min(indices) < 0:
-        yield f"{path} {indices} must hold indices from 0 on"
-    elif len(set(indices)) < len(indices):
-        yield f"{path} {indices} must name each device once; use {tuple(dict.fromkeys(indices))}"
-    elif virtual_devices and max(indices) >= virtual_devices:
-        yield (
-            f"{path} {indices} must be below meshes.virtual_devices ({virtual_devices}); "
-            f"set meshes.virtual_devices={max(indices) + 1} or more"
-        )
-
-
-def _check_axes(
-    path: str, axes: TrainerMeshSettings | GenerationMeshSettings, num_devices: int
-) -> Iterator[str]:
-    sizes = {name: getattr(axes, name) for name in type(axes).__dataclass_fields__}
-    shown = ", ".join(f"{name}={size}" for name, size in sizes.items())
-    wrong = [name for name, size in sizes.items() if size < -1 or size == 0]
-    if wrong:
-        yield f"{path}.{wrong[0]} ({sizes[wrong[0]]}) must be 1 or more, or -1 for the rest"
-        return
-    open_axes = [name for name, size in sizes.items() if size == -1]
-    if len(open_axes) > 1:
-        yield f"{path} ({shown}) may have -1 once; set {' or '.join(open_axes)} to 1"
-        return
-    fixed = math.prod(size for size in sizes.values() if size != -1)
-    if open_axes and num_devices % fixed:
-        divisors = _divisors(num_devices)
-        yield (
-            f"{path} ({shown}): the fixed axes take {fixed}, which must divide the {num_devices} "
-            f"of {path}_devices; make their product one of {divisors}"
-        )
-    elif not open_axes and fixed != num_devices:
-        yield (
-            f"{path} ({shown}) uses {fixed} devices but {path}_devices lists {num_devices}; "
-            f"list {fixed}, or set one axis to -1 for the rest"
         )
 
 
@@ -263,7 +182,7 @@ def _check_sampling(settings: Settings) -> Iterator[str]:
     if parts > 1 and generation.slots % parts:
         yield (
             f"generation.slots ({generation.slots}) must be a multiple of meshes.generation.data "
-            f"({parts}); use {_nearest_multiples(generation.slots, parts)}"
+            f"({parts}); use {nearest_multiples(generation.slots, parts)}"
         )
 
 
@@ -321,20 +240,12 @@ def _check_rewards(settings: Settings) -> Iterator[str]:
         )
 
 
-def _check_scoring(settings: Settings) -> Iterator[str]:
-    yield from find_scoring_problems(settings)
-    path, devices = "meshes.scoring_devices", settings.meshes.scoring_devices
-    if not devices:
-        return
-    yield from _check_own_devices(path, devices, settings, whose="the reward model")
-
-
 def _check_groups(settings: Settings) -> Iterator[str]:
     algorithm, batch = settings.algorithm, settings.trainer.batch_rollouts
     if batch % algorithm.group_size:
         yield (
             f"trainer.batch_rollouts ({batch}) must be a multiple of algorithm.group_size "
-            f"({algorithm.group_size}); use {_nearest_multiples(batch, algorithm.group_size)}"
+            f"({algorithm.group_size}); use {nearest_multiples(batch, algorithm.group_size)}"
         )
     max_new_tokens = settings.generation.max_new_tokens
     yield from find_algorithm_problems(
@@ -346,67 +257,17 @@ def _check_groups(settings: Settings) -> Iterator[str]:
         minibatches = settings.trainer.minibatches
         yield (
             f"trainer.batch_rollouts ({batch}) must be a multiple of trainer.minibatches "
-            f"({minibatches}); use {_nearest_multiples(batch, minibatches)}"
-        )
-
-
-def _check_reference(settings: Settings) -> Iterator[str]:
-    meshes, rows = settings.meshes, settings.trainer.rows_per_micro_batch
-    devices = meshes.reference_devices
-    if not devices:
-        return
-    path = "meshes.reference_devices"
-    if not settings.algorithm.needs_reference:
-        yield (
-            f"{path} {devices} are only used when algorithm.kl_coefficient (0.0) is more than 0, "
-            "or with algorithm.loss=dpo; set one of them, or this to ()"
-        )
-    yield from _check_own_devices(path, devices, settings, whose="the reference policy")
-    if rows % len(devices):
-        yield (
-            f"trainer.rows_per_micro_batch ({rows}) must be a multiple of the {len(devices)} "
-            f"{path}, which split the rows too; use {_nearest_multiples(rows, len(devices))}"
-        )
-
-
-def _check_critic(settings: Settings) -> Iterator[str]:
-    devices, rows = settings.meshes.critic_devices, settings.trainer.rows_per_micro_batch
-    if not devices:
-        return
-    path = "meshes.critic_devices"
-    if not settings.algorithm.has_critic_model:
-        yield (
-            f"{path} {devices} are only used by a critic with weights of its own; set "
-            "algorithm.baseline=gae and algorithm.critic=model, or this to ()"
-        )
-    yield from _check_own_devices(path, devices, settings, whose="the critic")
-    if rows % len(devices):
-        yield (
-            f"trainer.rows_per_micro_batch ({rows}) must be a multiple of the {len(devices)} "
-            f"{path}, which split the rows too; use {_nearest_multiples(rows, len(devices))}"
-        )
-
-
-def _check_own_devices(
-    path: str, devices: tuple[int, ...], settings: Settings, *, whose: str
-) -> Iterator[str]:
-    meshes = settings.meshes
-    yield from _check_device_list(path, devices, meshes.virtual_devices)
-    shared = sorted({*devices} & {*meshes.trainer_devices, *meshes.generation_devices})
-    if shared:
-        yield (
-            f"{path} {devices} shares {shared} with the trainer or with generation; give {whose} "
-            "devices of its own, or () for the trainer's"
+            f"({minibatches}); use {nearest_multiples(batch, minibatches)}"
         )
 
 
 def _check_batch(settings: Settings) -> Iterator[str]:
-    trainer, row_parts = settings.trainer, _row_parts(settings)
+    trainer, row_parts = settings.trainer, num_row_parts(settings)
     if trainer.rows_per_micro_batch % row_parts:
         yield (
             f"trainer.rows_per_micro_batch ({trainer.rows_per_micro_batch}) must be a multiple of "
             f"the trainer mesh's data x fsdp ({row_parts}); use "
-            f"{_nearest_multiples(trainer.rows_per_micro_batch, row_parts)}"
+            f"{nearest_multiples(trainer.rows_per_micro_batch, row_parts)}"
         )
     if trainer.warmup_steps >= settings.schedule.num_steps and trainer.warmup_steps:
         yield (
@@ -474,24 +335,3 @@ def _check_outputs(settings: Settings) -> Iterator[str]:
             f"reach step {last}, past schedule.num_steps ({settings.schedule.num_steps}); use an "
             "earlier start_step or fewer steps"
         )
-
-
-def _row_parts(settings: Settings) -> int:
-    """How many ways the trainer mesh splits rows; 1 when its axes are wrong (reported elsewhere).
-
-    Rows are split over `data` and `fsdp`; an open axis takes what the others leave.
-    """
-    if any(True for _ in _check_meshes(settings)):
-        return 1
-    mesh, num_devices = settings.meshes.trainer, len(settings.meshes.trainer_devices)
-    return num_devices // mesh.tensor if mesh.tensor > 0 else mesh.data * mesh.fsdp
-
-
-def _nearest_multiples(value: int, divisor: int) -> str:
-    """The multiples around a value, as words: "8 or 16", or "8" when there is none below."""
-    below = value // divisor * divisor
-    return f"{below} or {below + divisor}" if below else str(divisor)
-
-
-def _divisors(value: int) -> Sequence[int]:
-    return [candidate for candidate in range(1, value + 1) if value % candidate == 0]

@@ -9,7 +9,8 @@ from pipeline_rl_jax.settings import (
     SettingsError,
     TrainerMeshSettings,
 )
-from pipeline_rl_jax.settings_checks import check_devices, find_problems
+from pipeline_rl_jax.settings_checks import find_problems
+from pipeline_rl_jax.settings_meshes import check_devices
 from tests.fakes.settings import make_settings
 from tests.fakes.stages import make_overcommit
 

@@ -15,7 +15,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Literal, Protocol, TextIO
+from typing import IO, Literal, Protocol
 
 import rich.console
 import rich.live
@@ -71,14 +71,14 @@ def open_progress(
     return LineProgress(lambda text: print_line(text, file=console.file))
 
 
-def print_line(text: str, *, file: TextIO | None = None) -> None:
+def print_line(text: str, *, file: IO[str] | None = None) -> None:
     """Prints at once. A reader that has gone away (`| head`) costs what it would have read: the
     run goes on, and its files hold everything."""
-    file = file or sys.stdout
+    stream = file if file is not None else sys.stdout
     try:
-        print(text, file=file, flush=True)
+        print(text, file=stream, flush=True)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class SilentProgress:
