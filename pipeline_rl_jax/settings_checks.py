@@ -25,6 +25,7 @@ from pipeline_rl_jax.settings_meshes import (
     find_mesh_problems,
     nearest_multiples,
     num_row_parts,
+    num_slot_parts,
 )
 from pipeline_rl_jax.settings_ranges import find_range_problems
 from pipeline_rl_jax.settings_scoring import find_scoring_problems
@@ -170,7 +171,7 @@ def _check_prompts_and_rows(settings: Settings) -> Iterator[str]:
 
 
 def _check_sampling(settings: Settings) -> Iterator[str]:
-    generation, parts = settings.generation, settings.meshes.generation.data
+    generation, parts = settings.generation, num_slot_parts(settings)
     if generation.temperature == 0:
         yield (
             "generation.temperature (0.0) must be more than 0: greedy rollouts of one prompt are "
@@ -181,8 +182,9 @@ def _check_sampling(settings: Settings) -> Iterator[str]:
         yield f"generation.stop_strings {generation.stop_strings} must not hold an empty string"
     if parts > 1 and generation.slots % parts:
         yield (
-            f"generation.slots ({generation.slots}) must be a multiple of meshes.generation.data "
-            f"({parts}); use {nearest_multiples(generation.slots, parts)}"
+            f"generation.slots ({generation.slots}) must be a multiple of the {parts} parts that "
+            "the generation mesh's data axis splits them into; use "
+            f"{nearest_multiples(generation.slots, parts)}"
         )
 
 

@@ -66,6 +66,14 @@ def find_device_problems(settings: Settings) -> Iterator[str]:
     yield from _check_critic_devices(settings)
 
 
+def num_slot_parts(settings: Settings) -> int:
+    """How many ways the generation mesh splits slots; 1 when its axes are wrong."""
+    if any(True for _ in find_mesh_problems(settings)):
+        return 1
+    mesh, num_devices = settings.meshes.generation, len(settings.meshes.generation_devices)
+    return num_devices // mesh.tensor if mesh.tensor > 0 else mesh.data
+
+
 def num_row_parts(settings: Settings) -> int:
     """How many ways the trainer mesh splits rows; 1 when its axes are wrong (reported elsewhere).
 
@@ -93,7 +101,7 @@ def _check_device_list(path: str, indices: tuple[int, ...], virtual_devices: int
     elif virtual_devices and max(indices) >= virtual_devices:
         yield (
             f"{path} {indices} must be below meshes.virtual_devices ({virtual_devices}); "
-            f"set meshes.virtual_devices={max(indices) + 1} or more"
+            f"set meshes.virtual_devices={max(indices) + 1} or more, or 0 for real devices"
         )
 
 

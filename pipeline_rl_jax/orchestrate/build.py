@@ -61,7 +61,10 @@ _SCHEDULES = {
 
 
 def describe(settings: Settings) -> str:
-    """What `--dry_run` prints. Reads config.json and tokenizer; makes and moves nothing."""
+    """What `--dry_run` prints. Reads config.json and tokenizer; makes and moves nothing.
+
+    Except that a model which is made on the spot (`model_source.py`) is made, if it is not yet.
+    """
     with settings_errors():
         return plan_text.describe(settings)
 

@@ -28,6 +28,7 @@ from pipeline_rl_jax.orchestrate.scoring_model import (
     find_scoring_model,
     longest_text,
 )
+from pipeline_rl_jax.rewards.user_function import load_user_function
 from pipeline_rl_jax.settings import Settings
 from pipeline_rl_jax.settings_parsing import format_settings
 
@@ -68,11 +69,14 @@ def describe(settings: Settings) -> str:
 
 
 def _check_files(settings: Settings) -> None:
-    """ValueError for a path of data that names no file; what is in them is not read."""
+    """ValueError for a path of data that names no file, or a user's function that is none; what
+    is in the files is not read."""
     if settings.data.source == "files":
         expand_paths("data.path", settings.data.path)
     if settings.evaluation.path:
         expand_paths("evaluation.path", settings.evaluation.path)
+    if settings.rewards.correctness == "user":
+        load_user_function(settings.rewards.user_function)
 
 
 def trainer_bytes(
@@ -274,6 +278,12 @@ def _step_lines(settings: Settings) -> Iterator[str]:
     yield f"{schedule.num_steps} optimizer steps, schedule {schedule.name}"
     if schedule.name == "pipeline":
         yield f"at most {schedule.max_lag} steps of lag, beyond that: {schedule.beyond_max_lag}"
+    if schedule.name == "oppo":
+        overcommit = schedule.overcommit
+        yield (
+            f"{groups} groups a step and at first {overcommit.start_groups} more in flight "
+            f"({overcommit.variant}), each put off by at most {overcommit.max_deferrals} steps"
+        )
 
 
 def _item_bytes(dtype: str) -> int:
