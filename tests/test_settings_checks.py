@@ -204,8 +204,8 @@ PROBLEMS = {
                 "generation": GenerationMeshSettings(data=3, tensor=1),
             }
         },
-        "generation.slots (64) must be a multiple of the 3 parts that the generation mesh's data axis splits "
-        "them into; use 63 or 66",
+        "generation.slots (64) must be a multiple of the 3 parts that the generation mesh's data "
+        "axis splits them into; use 63 or 66",
     ),
     "reference without use": (
         {"meshes": {"reference_devices": (1,)}},

@@ -117,10 +117,15 @@ def test_an_error_ends_every_wait_and_is_raised_at_the_next_chunk():
             await readers.finish(completion)
         with pytest.raises(RuntimeError, match="device lost"):
             readers.read(cut(completion, [4]))
-        with pytest.raises(RuntimeError, match="device lost"):
-            await readers.finish(completion)
+
+    async def waiting_again(readers):
+        readers.read(cut(completion, [4]))
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="device lost"):
+                await readers.finish(completion)
 
     run(scenario, a=Texts(fails=True), b=Texts())
+    run(waiting_again, a=Texts(fails=True))
 
 
 def test_who_is_forgotten_or_no_longer_waited_for_gives_its_row_up():
