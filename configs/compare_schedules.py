@@ -71,7 +71,9 @@ def _base() -> ConfigDict:
     config.trainer.batch_rollouts = 64
     config.trainer.tokens_per_row = 312
     config.trainer.rows_per_micro_batch = 4
-    config.trainer.learning_rate = 1.5e-4  # at 3e-4 a lag of 3 costs reward per sample, at 6e-4 it collapses
+    config.trainer.learning_rate = (
+        1.5e-4  # at 3e-4 a lag of 3 costs reward per sample, at 6e-4 it collapses
+    )
     config.trainer.max_gradient_norm = 1.0
     config.schedule.max_lag = 4
     config.checkpointing.every_steps = 0

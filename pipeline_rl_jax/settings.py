@@ -337,3 +337,8 @@ class Settings:
     evaluation: EvaluationSettings
     telemetry: TelemetrySettings
     profile: ProfileSettings
+
+    @property
+    def num_updates(self) -> int:
+        """Updates of the weights in the whole run: where learning-rate schedules end."""
+        return self.schedule.num_steps * self.trainer.updates_per_step

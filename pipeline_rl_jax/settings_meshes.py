@@ -140,8 +140,7 @@ def _check_scoring_devices(settings: Settings) -> Iterator[str]:
 
 
 def _check_reference_devices(settings: Settings) -> Iterator[str]:
-    meshes, rows = settings.meshes, settings.trainer.rows_per_micro_batch
-    devices = meshes.reference_devices
+    devices = settings.meshes.reference_devices
     if not devices:
         return
     path = "meshes.reference_devices"
@@ -151,15 +150,11 @@ def _check_reference_devices(settings: Settings) -> Iterator[str]:
             "or with algorithm.loss=dpo; set one of them, or this to ()"
         )
     yield from _check_own_devices(path, devices, settings, whose="the reference policy")
-    if rows % len(devices):
-        yield (
-            f"trainer.rows_per_micro_batch ({rows}) must be a multiple of the {len(devices)} "
-            f"{path}, which split the rows too; use {nearest_multiples(rows, len(devices))}"
-        )
+    yield from _check_rows(path, devices, settings)
 
 
 def _check_critic_devices(settings: Settings) -> Iterator[str]:
-    devices, rows = settings.meshes.critic_devices, settings.trainer.rows_per_micro_batch
+    devices = settings.meshes.critic_devices
     if not devices:
         return
     path = "meshes.critic_devices"
@@ -169,6 +164,11 @@ def _check_critic_devices(settings: Settings) -> Iterator[str]:
             "algorithm.baseline=gae and algorithm.critic=model, or this to ()"
         )
     yield from _check_own_devices(path, devices, settings, whose="the critic")
+    yield from _check_rows(path, devices, settings)
+
+
+def _check_rows(path: str, devices: tuple[int, ...], settings: Settings) -> Iterator[str]:
+    rows = settings.trainer.rows_per_micro_batch
     if rows % len(devices):
         yield (
             f"trainer.rows_per_micro_batch ({rows}) must be a multiple of the {len(devices)} "

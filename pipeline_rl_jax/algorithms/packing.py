@@ -90,9 +90,8 @@ def take_sequences(
     All arrays that a batch has per token go with their tokens.
     """
     tokens_per_row = batch.token_ids.shape[1]
-    sequence_index = np.asarray(batch.sequence_index)
-    places = [np.nonzero(sequence_index == index) for index in chosen]  # in order within a row
-    placements = plan_rows([rows.size for rows, _ in places], tokens_per_row=tokens_per_row)
+    places = _token_places(np.asarray(batch.sequence_index), chosen)
+    placements = plan_rows([place.size for place in places], tokens_per_row=tokens_per_row)
     num_rows = 1 + max(placement.row for placement in placements)
     shape = (padded_size(num_rows, rows_per_micro_batch), tokens_per_row)
     fields = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
@@ -103,9 +102,9 @@ def take_sequences(
         for name, array in arrays.items()
     }
     for index, (place, placement) in enumerate(zip(places, placements, strict=True)):
-        target = placement.row, slice(placement.start, placement.start + place[0].size)
+        target = placement.row, slice(placement.start, placement.start + place.size)
         for name, array in arrays.items():
-            taken[name][target] = array[place]
+            taken[name][target] = array.flat[place]
         taken["segment_ids"][target] = placement.segment
         taken["sequence_index"][target] = index
     return PackedBatch(
@@ -113,6 +112,15 @@ def take_sequences(
         num_sequences=np.asarray(len(chosen), np.int32),
         num_rows=np.asarray(num_rows, np.int32),
     )
+
+
+def _token_places(sequence_index: np.ndarray, chosen: np.ndarray) -> list[np.ndarray]:
+    """For each chosen sequence the places of its tokens in the flattened rows, in their order."""
+    flat = sequence_index.ravel()
+    order = np.argsort(flat, kind="stable")
+    ordered = flat[order]
+    starts, ends = (np.searchsorted(ordered, chosen, side=side) for side in ("left", "right"))
+    return [order[start:end] for start, end in zip(starts, ends, strict=True)]
 
 
 def plan_rows(lengths: Sequence[int], *, tokens_per_row: int) -> list[Placement]:

@@ -7,8 +7,8 @@ logprobs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,8 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pipeline_rl_jax.meshes import row_sharding
+from pipeline_rl_jax.models.config import ModelConfig
+from pipeline_rl_jax.models.loading import build_model
 from pipeline_rl_jax.models.token_logprobs import token_logprobs
 from pipeline_rl_jax.records import PackedBatch
 from pipeline_rl_jax.settings import Settings
@@ -74,6 +76,18 @@ def score_rows(
         chunk_tokens=settings.model.logprob_chunk_tokens,
     )
     return ScoredRows(hidden, logprobs, entropies)
+
+
+def build_logprobs(
+    config: ModelConfig, settings: Settings, *, mesh: Mesh
+) -> Callable[[Mapping[str, Any], TokenRows], jax.Array]:
+    """The compiled `(params, rows) → logprobs [r, T]`, 0 outside the loss mask."""
+    graph = build_model(config, settings.model)
+
+    def score(params: dict, rows: TokenRows) -> jax.Array:
+        return score_rows(graph, params, rows, settings=settings, mesh=mesh).logprobs
+
+    return jax.jit(score, out_shardings=row_sharding(mesh))
 
 
 def score_batch(

@@ -29,7 +29,7 @@ from pipeline_rl_jax.models.value_head import VALUE_HEAD, abstract_value_head
 from pipeline_rl_jax.orchestrate.model_source import prepare_model
 from pipeline_rl_jax.orchestrate.reference_model import check_beside_mesh, check_same_tokens
 from pipeline_rl_jax.settings import Settings
-from pipeline_rl_jax.trainer.critic import critic_trainer_settings
+from pipeline_rl_jax.trainer.critic import critic_settings
 from pipeline_rl_jax.trainer.optimizer import build_optimizer
 from pipeline_rl_jax.trainer.state import TrainState, abstract_state, create_state
 
@@ -97,16 +97,12 @@ def find_critic(
     directory, config = start, body_config(policy)
     if algorithm.critic_source:
         name = "algorithm.critic_source"
-        try:
-            directory = prepare_model(algorithm.critic_source)
-        except ValueError as error:
-            raise ValueError(str(error).replace("model.source", name)) from error
+        directory = prepare_model(algorithm.critic_source, setting=name)
         config = read_reward_config(directory)
         check_same_tokens(
             config, settings, policy=policy, name=f"{name} ({algorithm.critic_source})"
         )
     check_beside_mesh(config, meshes, name="critic")
-    trainer = critic_trainer_settings(settings)
-    num_updates = settings.schedule.num_steps * trainer.updates_per_step
-    optimizer = build_optimizer(trainer, num_steps=num_updates)
+    own = critic_settings(settings)
+    optimizer = build_optimizer(own.trainer, num_steps=own.num_updates)
     return CriticModel(directory=directory, config=config, optimizer=optimizer)

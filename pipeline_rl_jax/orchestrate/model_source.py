@@ -34,13 +34,20 @@ _MARKER = "converted.json"
 _LOGGER = logging.getLogger(__name__)
 
 
-def prepare_model(source: str) -> Path:
-    """The directory with config.json, weights and tokenizer behind `model.source`.
+def prepare_model(source: str, *, setting: str = "model.source") -> Path:
+    """The directory with config.json, weights and tokenizer behind `source`.
 
     `smollm2-135m` is converted, `worked-sums` and the reward model `worked-sums-judge` are taught,
     once and then found in the cache, `~/.cache/pipeline_rl_jax` or `$PIPELINE_RL_JAX_CACHE`.
-    ValueError with one line when there is no such model.
+    ValueError with one line, which names `setting`, when there is no such model.
     """
+    try:
+        return _prepare(source)
+    except ValueError as error:
+        raise ValueError(str(error).replace("model.source", setting)) from error
+
+
+def _prepare(source: str) -> Path:
     if source not in (SMOLLM2_SOURCE, TAUGHT_SOURCE, JUDGE_SOURCE):
         return resolve_source(source)
     directory = cache_directory() / source
@@ -53,7 +60,7 @@ def prepare_model(source: str) -> Path:
         return directory
     write: Callable[[Path], None] = write_taught_model
     if source == JUDGE_SOURCE:
-        write = functools.partial(write_taught_judge, start=prepare_model(TAUGHT_SOURCE))
+        write = functools.partial(write_taught_judge, start=_prepare(TAUGHT_SOURCE))
     _LOGGER.warning("teaching %s, some minutes, once; kept in %s", source, directory)
     _make_in_cache(directory, version, lambda: _teach_to_directory(directory, write))
     return directory

@@ -150,7 +150,6 @@ def build_parts(settings: Settings) -> Parts:
     reference = find_reference(settings, directory, policy=config, meshes=meshes)
     reward_model = find_scoring_model(settings, tokenizer_directory, policy=config, meshes=meshes)
     critic = find_critic(settings, directory, policy=config, meshes=meshes)
-    num_updates = settings.schedule.num_steps * settings.trainer.updates_per_step
     prompts = PromptLedger(build_prompt_stream(settings, tokenizer))
     stop_rules = StopRules(
         tokenizer,
@@ -171,7 +170,7 @@ def build_parts(settings: Settings) -> Parts:
         config=config,
         tokenizer=tokenizer,
         meshes=meshes,
-        optimizer=build_optimizer(settings.trainer, num_steps=num_updates),
+        optimizer=build_optimizer(settings.trainer, num_steps=settings.num_updates),
         prompts=prompts,
         engine=engine,
         stop_rules=stop_rules,

@@ -68,10 +68,7 @@ def find_reference(
     if not algorithm.reference:
         model = ReferenceModel(directory=start, config=policy, is_start=True)
     else:
-        try:
-            directory = prepare_model(algorithm.reference)
-        except ValueError as error:
-            raise ValueError(str(error).replace("model.source", "algorithm.reference")) from error
+        directory = prepare_model(algorithm.reference, setting="algorithm.reference")
         model = ReferenceModel(directory=directory, config=read_config(directory), is_start=False)
         name = f"algorithm.reference ({algorithm.reference})"
         check_same_tokens(model.config, settings, policy=policy, name=name)

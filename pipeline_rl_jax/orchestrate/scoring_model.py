@@ -67,10 +67,7 @@ def find_scoring_model(
     source = settings.reward_model.source
     if not source:
         return None
-    try:
-        directory = prepare_model(source)
-    except ValueError as error:
-        raise ValueError(str(error).replace("model.source", "reward_model.source")) from error
+    directory = prepare_model(source, setting="reward_model.source")
     config = read_reward_config(directory)
     if not has_score_head(directory):
         raise ValueError(

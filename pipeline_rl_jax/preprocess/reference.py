@@ -12,15 +12,12 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from pipeline_rl_jax.meshes import row_sharding
 from pipeline_rl_jax.models.config import ModelConfig
 from pipeline_rl_jax.models.held_params import HeldParams
-from pipeline_rl_jax.models.loading import build_model
-from pipeline_rl_jax.models.packed_forward import TokenRows, score_batch, score_rows
+from pipeline_rl_jax.models.packed_forward import TokenRows, build_logprobs, score_batch
 from pipeline_rl_jax.records import PackedBatch
 from pipeline_rl_jax.settings import Settings
 
@@ -44,15 +41,10 @@ class ReferencePolicy:
         `mesh` holds it too: collectives that two threads send to the same devices in different
         orders would lock them up.
         """
-        graph = build_model(config, settings.model)
-
-        def score(params: dict, rows: TokenRows) -> jax.Array:
-            return score_rows(graph, params, rows, settings=settings, mesh=mesh).logprobs
-
         self._params = HeldParams(params, offloaded=offloaded)
         self._rows_at_once = settings.trainer.rows_per_micro_batch
         self._mesh = mesh
-        self._score = jax.jit(score, out_shardings=row_sharding(mesh))
+        self._score = build_logprobs(config, settings, mesh=mesh)
         self._order = order
 
     def logprobs(self, batch: PackedBatch) -> np.ndarray:

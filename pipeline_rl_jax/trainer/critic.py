@@ -30,11 +30,11 @@ from pipeline_rl_jax.models.value_head import (
     without_value_head,
 )
 from pipeline_rl_jax.records import PackedBatch
-from pipeline_rl_jax.settings import Settings, TrainerSettings
+from pipeline_rl_jax.settings import Settings
 from pipeline_rl_jax.trainer.estimation import ValueRows
 from pipeline_rl_jax.trainer.gradients import accumulate, apply_update, token_weights
 from pipeline_rl_jax.trainer.microbatches import place_batch
-from pipeline_rl_jax.trainer.optimizer import learning_rate_schedule, num_updates
+from pipeline_rl_jax.trainer.optimizer import num_updates, trainer_schedule
 from pipeline_rl_jax.trainer.state import TrainState, state_shardings
 
 Metrics = dict[str, jax.Array]
@@ -108,9 +108,7 @@ def _build_step(
     mesh: Mesh,
 ) -> Callable[..., tuple[TrainState, Metrics]]:
     graph, algorithm = build_model(config, settings.model), settings.algorithm
-    trainer = critic_trainer_settings(settings)
-    num_steps = settings.schedule.num_steps * trainer.updates_per_step
-    schedule = learning_rate_schedule(trainer, num_steps=num_steps)
+    schedule = trainer_schedule(critic_settings(settings))
     zero = jnp.zeros((), jnp.float32)
 
     def micro_loss(
@@ -144,8 +142,8 @@ def _build_step(
     return jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, replicated(mesh)))
 
 
-def critic_trainer_settings(settings: Settings) -> TrainerSettings:
-    """`settings.trainer` with the critic's learning rate."""
+def critic_settings(settings: Settings) -> Settings:
+    """The settings with the critic's learning rate in the place of the policy's."""
     trainer = settings.trainer
     rate = settings.algorithm.critic_learning_rate or trainer.learning_rate
-    return dataclasses.replace(trainer, learning_rate=rate)
+    return dataclasses.replace(settings, trainer=dataclasses.replace(trainer, learning_rate=rate))

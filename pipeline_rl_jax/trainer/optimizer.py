@@ -32,8 +32,7 @@ def build_optimizer(settings: TrainerSettings, *, num_steps: int) -> optax.Gradi
 
 def trainer_schedule(settings: Settings) -> optax.Schedule:
     """Learning rate by updates so far; it ends with the last update of `schedule.num_steps`."""
-    num_updates = settings.schedule.num_steps * settings.trainer.updates_per_step
-    return learning_rate_schedule(settings.trainer, num_steps=num_updates)
+    return learning_rate_schedule(settings.trainer, num_steps=settings.num_updates)
 
 
 def num_updates(opt_state: optax.OptState) -> jax.Array:

@@ -8,7 +8,8 @@ taken is decided in `orchestrate/`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,10 +17,9 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from pipeline_rl_jax.meshes import replicated, row_sharding
+from pipeline_rl_jax.meshes import replicated
 from pipeline_rl_jax.models.config import ModelConfig
-from pipeline_rl_jax.models.loading import build_model
-from pipeline_rl_jax.models.packed_forward import TokenRows, score_batch, score_rows
+from pipeline_rl_jax.models.packed_forward import build_logprobs, score_batch
 from pipeline_rl_jax.models.value_head import without_value_head
 from pipeline_rl_jax.records import PackedBatch
 from pipeline_rl_jax.settings import Settings
@@ -79,7 +79,7 @@ class Trainer:
         self._version = int(jax.device_get(state.step))
         self._estimator = Estimator(settings.algorithm, mesh=mesh)
         self._values = build_value_forward(config, settings, mesh=mesh)
-        self._logprobs = build_logprob_forward(config, settings, mesh=mesh)
+        self._score = build_logprobs(config, settings, mesh=mesh)
 
     @property
     def state(self) -> TrainState:
@@ -143,8 +143,16 @@ class Trainer:
         if self._critic is not None:
             return self._estimator.from_values(batch, self._critic.values(batch))
         if algorithm.loss == "dpo":
-            return self._estimator.from_pairs(batch, self._logprobs(self._state.params, batch))
+            return self._estimator.from_pairs(batch, self._logprobs(batch))
         return self._estimator.from_values(batch, self._values(self._state.params, batch))
+
+    def _logprobs(self, batch: PackedBatch) -> np.ndarray:
+        """Of the policy as it is, [R, T] on the host."""
+        params = without_value_head(self._state.params)
+        rows_at_once = self._settings.trainer.rows_per_micro_batch
+        score = functools.partial(self._score, params)
+        found = score_batch(score, batch, rows_at_once=rows_at_once, mesh=self._mesh)
+        return np.asarray(found)
 
     def _update(self, batch: PackedBatch, *, advance: int) -> Metrics:
         placed = place_batch(
@@ -157,24 +165,6 @@ class Trainer:
         if self._critic is not None:
             metrics |= self._critic.train(batch, advance=advance)
         return metrics
-
-
-def build_logprob_forward(
-    config: ModelConfig, settings: Settings, *, mesh: Mesh
-) -> Callable[[dict, PackedBatch], np.ndarray]:
-    """`(params, batch) → logprobs [R, T]`, in micro-batches of one compiled program."""
-    graph = build_model(config, settings.model)
-
-    def forward(params: dict, rows: TokenRows) -> jax.Array:
-        return score_rows(
-            graph, without_value_head(params), rows, settings=settings, mesh=mesh
-        ).logprobs
-
-    run = jax.jit(forward, out_shardings=row_sharding(mesh))
-    rows_at_once = settings.trainer.rows_per_micro_batch
-    return lambda params, batch: score_batch(
-        lambda rows: run(params, rows), batch, rows_at_once=rows_at_once, mesh=mesh
-    )
 
 
 def _summarise(updates: Sequence[Mapping[str, float]], *, epochs: int) -> dict[str, float]:

@@ -19,7 +19,7 @@ from pipeline_rl_jax.settings import (
     Settings,
     TrainerMeshSettings,
 )
-from pipeline_rl_jax.trainer.critic import Critic, critic_trainer_settings
+from pipeline_rl_jax.trainer.critic import Critic, critic_settings
 from pipeline_rl_jax.trainer.optimizer import build_optimizer
 from pipeline_rl_jax.trainer.state import create_state
 from pipeline_rl_jax.trainer.trainer import Trainer
@@ -84,8 +84,7 @@ def tiny_trainer(
     settings: Settings, meshes: Meshes, *, config: ModelConfig = TINY, seed: int = 0
 ) -> Trainer:
     """A trainer at step 0 with random weights, and other ones for its critic if it has one."""
-    num_updates = settings.schedule.num_steps * settings.trainer.updates_per_step
-    optimizer = build_optimizer(settings.trainer, num_steps=num_updates)
+    optimizer = build_optimizer(settings.trainer, num_steps=settings.num_updates)
     params = random_params(
         config,
         seed=seed,
@@ -112,9 +111,8 @@ def tiny_critic(
 ) -> Critic:
     """A critic with random weights whose value head starts at zero."""
     body = body_config(config)
-    trainer = critic_trainer_settings(settings)
-    num_updates = settings.schedule.num_steps * trainer.updates_per_step
-    optimizer = build_optimizer(trainer, num_steps=num_updates)
+    own = critic_settings(settings)
+    optimizer = build_optimizer(own.trainer, num_steps=own.num_updates)
     params = random_params(
         body,
         seed=seed,

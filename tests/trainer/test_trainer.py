@@ -119,7 +119,7 @@ def test_several_updates_go_further_than_one_and_the_clip_takes_hold():
             algorithm={"loss": "ppo", "baseline": "none"}, trainer={"epochs": epochs}
         )
         trainer = tiny_trainer(settings, tiny_meshes())
-        known = trainer._logprobs(trainer.state.params, tiny_batch())
+        known = trainer._logprobs(tiny_batch())
         batch = dataclasses.replace(tiny_batch(), behaviour_logprobs=known)
         return trainer.train(batch).fetch()
 
